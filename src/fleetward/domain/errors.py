@@ -390,3 +390,10 @@ class UnexpectedConstraint(Fault):
 
     code = "unexpected_constraint"
     status = 500
+
+
+class Unexpected(Fault):
+    """Something failed in a way that no message explains; this is our bug, and the log has its cause."""
+
+    code = "unexpected"
+    status = 500
