@@ -261,14 +261,14 @@ class _Layers:
 
     texts: tuple[tuple[Source, Mapping[str, str]], ...]
 
-    def find(self, setting: Setting[T]) -> tuple[Source, str]:
+    def find(self, name: str, *, default: str) -> tuple[Source, str]:
         for source, texts in self.texts:
-            if setting.name in texts:
-                return source, texts[setting.name]
-        return Source.DEFAULT, setting.default
+            if name in texts:
+                return source, texts[name]
+        return Source.DEFAULT, default
 
     def value(self, setting: Setting[T]) -> T:
-        source, text = self.find(setting)
+        source, text = self.find(setting.name, default=setting.default)
         try:
             return setting.parse(text)
         except ValueError as error:
@@ -312,7 +312,7 @@ def _config(layers: _Layers) -> Config:
         verify_batch_max=layers.value(VERIFY_BATCH_MAX),
         blob_reserve_bytes=layers.value(BLOB_RESERVE_BYTES),
         log_level=layers.value(LOG_LEVEL),
-        sources={setting.name: layers.find(setting)[0] for setting in SETTINGS},
+        sources={setting.name: layers.find(setting.name, default=setting.default)[0] for setting in SETTINGS},
     )
 
 
