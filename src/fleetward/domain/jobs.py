@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
 from pathlib import PurePosixPath
@@ -17,6 +18,7 @@ import msgspec
 from msgspec import Struct, field
 
 from fleetward.domain.errors import InvalidJob, quoted
+from fleetward.domain.ids import JobId
 
 NAME_MAX = 128  # characters; it becomes a folder name on the submitter's machine
 COMMAND_PARTS_MAX = 4096
@@ -342,3 +344,63 @@ def attempts_wanted(*, replicas: int, verified: int, open_count: int) -> int:
 def summary_line(command: Sequence[str]) -> str:
     """Show a command on one line, for lists and logs."""
     return " ".join(command)[:200]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a job stands after some of its attempts ended, counted under the job's lock."""
+
+    id: JobId
+    status: JobStatus
+    is_cancelling: bool
+    replicas: int
+    open_count: int
+    verified_count: int
+    failures: int
+    losses: int
+    max_attempts: int
+    max_losses: int
+    last_outcome: Outcome
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What becomes of the job: its status, until when a further attempt is held back, and why it ended."""
+
+    status: JobStatus
+    held_for: timedelta | None = None
+    error: str | None = None
+
+
+def settle(standing: Standing, *, rng: random.Random) -> Move:
+    """Decide what becomes of a job when attempts have ended without completing it."""
+    assert not standing.status.is_ended, "an ended job is never settled again"
+    if standing.open_count > 0:
+        return Move(JobStatus.RUNNING, held_for=_hold(standing, rng=rng))
+    if standing.is_cancelling:
+        return Move(JobStatus.CANCELLED)
+    following = after_attempt(
+        standing.last_outcome,
+        failures=standing.failures,
+        losses=standing.losses,
+        max_attempts=standing.max_attempts,
+        max_losses=standing.max_losses,
+    )
+    if following is Next.GIVE_UP:
+        return Move(JobStatus.FAILED, error=_last_words(standing))
+    if attempts_wanted(replicas=standing.replicas, verified=standing.verified_count, open_count=0) == 0:
+        return Move(JobStatus.FAILED, error="quorum_disagrees: the verified attempts do not agree on their digests")
+    return Move(JobStatus.QUEUED, held_for=_hold(standing, rng=rng))
+
+
+def _hold(standing: Standing, *, rng: random.Random) -> timedelta | None:
+    if standing.last_outcome in {Outcome.FAILED, Outcome.REJECTED}:
+        return retry_delay(standing.failures, rng=rng)
+    return None
+
+
+def _last_words(standing: Standing) -> str:
+    if standing.last_outcome is Outcome.LOST:
+        return f"given up after {standing.losses} lost attempts; the last one: {standing.last_error}"
+    return f"given up after {standing.failures} failed attempts; the last one: {standing.last_error}"

@@ -1,0 +1,117 @@
+"""The controller's own look at what attempts hand in.
+
+Owns the way of a verdict: claim in one short transaction, re-hash outside any, record in another that
+the fence guards. Refuses to know what a check means: `verify.policy` judges.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+import msgspec
+
+from fleetward.controller.blobs import BlobStore, Location
+from fleetward.controller.services import settling
+from fleetward.controller.store import artifacts, assignments, jobs
+from fleetward.controller.store.artifacts import Claimed, Evidence
+from fleetward.controller.store.tx import Database, Tx, as_json
+from fleetward.domain.artifacts import Verdict
+from fleetward.domain.errors import Fault, Refusal
+from fleetward.domain.jobs import JobSpec
+from fleetward.verify.digest import Digest, Measured
+from fleetward.verify.manifest import parse_entries
+from fleetward.verify.policy import judge, parse_rules
+
+CLAIM_LASTS = timedelta(minutes=10)  # longer than hashing the largest artifact takes; a dead verifier's claim lapses
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRound:
+    """What one round did: how many verdicts, and whose nodes have news."""
+
+    done: int
+    nodes: frozenset[UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    claimed: Claimed
+    verdict: Verdict
+    checks: list[dict[str, object]]
+    error: str
+
+
+def verify(database: Database, blobs: BlobStore, *, verifier: str, limit: int = 100) -> VerifyRound:
+    """Verify up to `limit` succeeded attempts that nobody else is looking at."""
+    with database.begin() as tx:
+        claimed = tx.all(artifacts.CLAIM_UNVERIFIED, limit=limit, claim=CLAIM_LASTS)
+    if not claimed:
+        return VerifyRound(done=0, nodes=frozenset())
+    with database.begin() as tx:
+        evidence = tx.all(artifacts.EVIDENCE, assignment_ids=[one.id for one in claimed])
+        promises = tx.all(artifacts.PROMISES, job_ids=sorted({one.job_id for one in claimed}))
+    specs = {promise.job_id: msgspec.convert(promise.spec, JobSpec) for promise in promises}
+    files: dict[UUID, list[Evidence]] = {}
+    for file in evidence:
+        files.setdefault(file.assignment_id, []).append(file)
+    findings = [_look(one, specs[one.job_id], files.get(one.id, []), blobs) for one in claimed]
+    with database.begin() as tx:
+        touched = _record(tx, findings, verifier=verifier)
+    return VerifyRound(done=len(findings), nodes=frozenset(touched))
+
+
+def _look(claimed: Claimed, spec: JobSpec, files: Sequence[Evidence], blobs: BlobStore) -> _Finding:
+    """Re-hash the stored bytes and judge them; trouble of our own blames nobody."""
+    try:
+        measured = {file.path: _measure(file, blobs) for file in files if file.blob_size_bytes is not None}
+        judgement = judge(parse_rules(spec.artifacts), parse_entries(files), measured)
+    except (Fault, Refusal) as trouble:
+        checks: list[dict[str, object]] = [{"check": "storage", "passed": False, "message": trouble.message}]
+        return _Finding(claimed, Verdict.ERROR, checks, trouble.message)
+    return _Finding(claimed, judgement.verdict, judgement.checks_json(), judgement.error)
+
+
+def _measure(file: Evidence, blobs: BlobStore) -> Measured:
+    assert file.blob_size_bytes is not None
+    return blobs.rehash(
+        Location(
+            digest=Digest.parse(file.sha256),
+            size_bytes=file.blob_size_bytes,
+            pack=file.pack,
+            offset=file.pack_offset or 0,
+        )
+    )
+
+
+def _record(tx: Tx, findings: Sequence[_Finding], *, verifier: str) -> set[UUID]:
+    """Record verdicts and what follows from them; the events of a verification precede its completion."""
+    jobs.lock(tx, [finding.claimed.job_id for finding in findings])
+    recorded = {
+        row.id: row.outcome
+        for row in tx.all(
+            artifacts.RECORD,
+            ids=[finding.claimed.id for finding in findings],
+            fences=[finding.claimed.fence for finding in findings],
+            verdicts=[finding.verdict.value for finding in findings],
+            checks=[as_json(finding.checks) for finding in findings],
+            verifier=verifier,
+        )
+    }
+    verified = [finding for finding in findings if recorded[finding.claimed.id] in {"verified", "won"}]
+    won = sorted({finding.claimed.job_id for finding in verified if recorded[finding.claimed.id] == "won"})
+    rejected = [finding for finding in findings if recorded[finding.claimed.id] == "rejected"]
+    tx.run(artifacts.TELL_VERIFIED, ids=[finding.claimed.id for finding in verified], actor=verifier)
+    tx.run(artifacts.TELL_COMPLETED, job_ids=won, actor=verifier)
+    losers = tx.all(assignments.CANCEL_OPEN, job_ids=won, reason="another attempt won", actor=verifier) if won else []
+    if rejected:
+        tx.all(
+            assignments.REJECT,
+            ids=[finding.claimed.id for finding in rejected],
+            fences=[finding.claimed.fence for finding in rejected],
+            errors=[finding.error for finding in rejected],
+            actor=verifier,
+        )
+    settled = {finding.claimed.job_id for finding in [*rejected, *verified]} - set(won)
+    settling.settle(tx, settled, actor=verifier)
+    return {row.node_id for row in losers} | {finding.claimed.node_id for finding in findings}
