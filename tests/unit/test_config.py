@@ -26,9 +26,9 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file_and_that_over_t
     loaded = load(
         tmp_path, {"pool_max": "20"}, FLEETWARD_POOL_MAX="30", FLEETWARD_STREAM_MAX="31", FLEETWARD_URL="not ours"
     )
-    found = (loaded.pool_max, loaded.stream_max, loaded.sync_batch_max, loaded.pool_min)
-    assert found == (20, 31, 42, 2)
-    names = ("pool_max", "stream_max", "sync_batch_max", "pool_min")
+    found = (loaded.pool_max, loaded.stream_max, loaded.sync_batch_max, loaded.verify_batch_max)
+    assert found == (20, 31, 42, 100)
+    names = ("pool_max", "stream_max", "sync_batch_max", "verify_batch_max")
     assert [loaded.sources[name] for name in names] == [
         Source.FLAG,
         Source.ENVIRONMENT,
@@ -57,7 +57,7 @@ REFUSED = [
     ("time_scale", "0"),
     ("time_scale", "11"),
     ("time_scale", "nan"),
-    ("pool_max", "3"),
+    ("pool_max", "5"),
     ("pool_max", "257"),
     ("pool_max", "1e3"),
     ("pool_max", ""),
@@ -116,7 +116,6 @@ def test_beyond_loopback_the_controller_speaks_tls_unless_told_not_to(
         ({"tls_cert": "/c.pem"}, "tls_key"),
         ({"tls_key": "/k.pem"}, "tls_cert"),
         ({"tls": "always", "insecure_http": "true"}, "insecure_http"),
-        ({"pool_min": "13"}, "pool_min"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, flags: dict[str, str], field: str):

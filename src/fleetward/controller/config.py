@@ -85,6 +85,11 @@ class Setting(Generic[T]):
         """The flag that sets it."""
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def is_claim(self) -> bool:
+        """Whether it is true or false, so that its flag takes no value."""
+        return self.default in {"true", "false"}
+
 
 def _text(text: str) -> str:
     return text
@@ -175,8 +180,7 @@ LOCAL_NODE: Final = Setting(
 TIME_SCALE: Final = Setting(
     "time_scale", "1", _decimal(0.01, 10), "stretches beats, leases and grace; below 1 is for trials only"
 )
-POOL_MIN: Final = Setting("pool_min", "2", _whole(1, 64), "database connections that are kept open")
-POOL_MAX: Final = Setting("pool_max", "12", _whole(4, 256), "database connections at most; also calls served at once")
+POOL_MAX: Final = Setting("pool_max", "12", _whole(6, 256), "database connections at most; calls beyond that wait")
 STREAM_MAX: Final = Setting("stream_max", "32", _whole(1, 1024), "uploads and downloads served at once")
 SYNC_BATCH_MAX: Final = Setting("sync_batch_max", "200", _whole(1, 2000), "syncs of different nodes in one transaction")
 VERIFY_BATCH_MAX: Final = Setting(
@@ -201,7 +205,6 @@ SETTINGS: Final = (
     INSECURE_HTTP,
     LOCAL_NODE,
     TIME_SCALE,
-    POOL_MIN,
     POOL_MAX,
     STREAM_MAX,
     SYNC_BATCH_MAX,
@@ -225,7 +228,6 @@ class Config:
     insecure_http: bool
     local_node: bool
     time_scale: float
-    pool_min: int
     pool_max: int
     stream_max: int
     sync_batch_max: int
@@ -305,7 +307,6 @@ def _config(layers: _Layers) -> Config:
         insecure_http=layers.value(INSECURE_HTTP),
         local_node=layers.value(LOCAL_NODE),
         time_scale=layers.value(TIME_SCALE),
-        pool_min=layers.value(POOL_MIN),
         pool_max=layers.value(POOL_MAX),
         stream_max=layers.value(STREAM_MAX),
         sync_batch_max=layers.value(SYNC_BATCH_MAX),
@@ -325,10 +326,6 @@ def _check(config: Config) -> Config:
         raise InvalidSetting(
             "setting insecure_http cannot be true while TLS is asked for; leave one of the two out",
             field="insecure_http",
-        )
-    if config.pool_min > config.pool_max:
-        raise InvalidSetting(
-            f"setting pool_min cannot be {config.pool_min}: pool_max is {config.pool_max}", field="pool_min"
         )
     return config
 

@@ -10,8 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Final
-
-from fleetward.domain.ids import AssignmentId, JobId, NodeId
+from uuid import UUID
 
 ASSIGN: Final = "assign"
 VERIFY: Final = "verify"
@@ -19,17 +18,17 @@ JOBS: Final = "jobs"  # some job somewhere changed: its watchers look, at a rate
 OUTBOX_MAX: Final = 10_000  # topics that wait for the sender; beyond it they are dropped, as a hint may be
 
 
-def node_topic(node_id: NodeId) -> str:
+def node_topic(node_id: UUID) -> str:
     """What concerns one node."""
     return f"node:{node_id.hex}"
 
 
-def job_topic(job_id: JobId) -> str:
+def job_topic(job_id: UUID) -> str:
     """What concerns one job."""
     return f"job:{job_id.hex}"
 
 
-def assignment_topic(assignment_id: AssignmentId) -> str:
+def assignment_topic(assignment_id: UUID) -> str:
     """What concerns one attempt, its log above all."""
     return f"assignment:{assignment_id.hex}"
 

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
+from uuid import UUID
 
 from fleetward.controller.blobs import BlobStore
 from fleetward.controller.hints import ASSIGN, JOBS, VERIFY, Hub, Signal, node_topic
-from fleetward.controller.services import assigning, nodes, presence, upkeep, verifying
+from fleetward.controller.services import assigning, presence, upkeep, verifying
 from fleetward.controller.store.tx import Database
 from fleetward.domain.errors import Fault
 from fleetward.domain.nodes import Rhythm, rhythm
@@ -41,8 +42,7 @@ class Tempo:
 
     def refresh(self, database: Database) -> None:
         """Count the fleet anew."""
-        counts = nodes.status(database).nodes
-        self._rhythm = rhythm(node_count=counts.get("online", 0) + counts.get("draining", 0), scale=self._scale)
+        self._rhythm = upkeep.fleet_rhythm(database, scale=self._scale)
 
 
 class Channel(Protocol):
@@ -75,7 +75,7 @@ class Duties:
     blobs: BlobStore
     hub: Hub
     tempo: Tempo
-    controller_id: str
+    controller_id: UUID
     verify_batch_max: int
 
     def assign(self) -> bool:
@@ -87,7 +87,9 @@ class Duties:
 
     def verify(self) -> bool:
         """Look at the bytes of what nodes say they finished."""
-        done = verifying.verify(self.database, self.blobs, verifier=self.controller_id, limit=self.verify_batch_max)
+        done = verifying.verify(
+            self.database, self.blobs, verifier=f"controller:{self.controller_id}", limit=self.verify_batch_max
+        )
         if done.done:
             self.hub.wake({ASSIGN, JOBS, *map(node_topic, done.nodes)})
         return done.done >= self.verify_batch_max

@@ -117,7 +117,7 @@ class Application:
 
     async def _serve(self, match: Match, query: requests.Query, request: _Request) -> Reply:
         endpoint = match.endpoint
-        call = Call(params=match.params, query=query)
+        call = Call(params=match.params, query=query, size_bytes=requests.body_size(request.headers))
         authenticate: Callable[[Call], Call] = self._anyone
         match endpoint.access:
             case Access.NODE:
@@ -235,10 +235,9 @@ async def _gone(receive: Receive) -> None:
 
 async def _drain(request: _Request) -> bool:
     """Read the rest of a body that was refused, if it is small; whether its end was reached."""
-    announced = request.headers.get("content-length", "0" if "transfer-encoding" not in request.headers else "")
-    if announced.isdecimal() and int(announced) == 0:
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
         return True
-    if not announced.isdecimal() or int(announced) > DRAIN_BYTES_MAX:
+    if (requests.body_size(request.headers) or DRAIN_BYTES_MAX + 1) > DRAIN_BYTES_MAX:
         return False
     try:
         async with asyncio.timeout(DRAIN_SECONDS_MAX):

@@ -20,6 +20,7 @@ from fleetward.controller.services.access import Caller
 from fleetward.controller.services.sessions import NodeCredential
 from fleetward.controller.store.tx import Database
 from fleetward.domain.ids import UserId
+from fleetward.domain.nodes import Rhythm
 
 Document = TypeVar("Document", bound=msgspec.Struct)
 
@@ -46,6 +47,7 @@ class Context:
     syncs: Syncs
     holds: Holds
     identity: Identity
+    rhythm: Callable[[], Rhythm]
     work: Executor  # short calls of services
     streams: Executor  # uploads and downloads, so that slow ones never keep short calls waiting
 
@@ -57,6 +59,7 @@ class Call:
     params: Mapping[str, str]
     query: Query
     document: object = None
+    size_bytes: int | None = None  # of the body, where its sender said
     idempotency_key: str | None = None
     user: Caller | None = None
     node: NodeCredential | None = None

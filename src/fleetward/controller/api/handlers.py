@@ -12,13 +12,12 @@ from fleetward.controller.hints import ASSIGN, JOBS, assignment_topic, job_topic
 from fleetward.controller.services import artifacts, jobs, logs, nodes, pairing, sessions
 from fleetward.controller.services.sync import SyncCall
 from fleetward.domain.access import ALL_SCOPES
+from fleetward.domain.errors import MalformedRequest
 from fleetward.domain.ids import AssignmentId, JobId, NodeId
 from fleetward.domain.jobs import JobSpec
 from fleetward.wire import messages as m
 from fleetward.wire.endpoints import Access, Body, Endpoint
 from fleetward.wire.versions import API_PREFIX, VERSION
-
-LOG_PIECE_BYTES_MAX: Final = 256 * 1024
 
 
 def _healthz(_context: Context, _call: Call) -> m.Health:
@@ -130,8 +129,19 @@ def _read_artifact(context: Context, call: Call) -> Sent:
 
 
 def _store_blob(context: Context, call: Call, pieces: Iterable[bytes]) -> m.BlobStored:
+    if call.size_bytes is None:
+        raise MalformedRequest(
+            "the size of the bytes is not said; room for them must be found first",
+            hint="send Content-Length",
+            field="content-length",
+        )
     return artifacts.store_blob(
-        context.database, by=call.by(), sha256=call.params["sha256"], chunks=pieces, blobs=context.blobs
+        context.database,
+        by=call.by(),
+        sha256=call.params["sha256"],
+        chunks=pieces,
+        size_bytes=call.size_bytes,
+        blobs=context.blobs,
     )
 
 
@@ -201,7 +211,6 @@ async def _job_log(context: Context, call: Call) -> m.Log:
             job_id=job_id,
             assignment_id=asked,
             offset=call.query.offset,
-            limit_bytes=LOG_PIECE_BYTES_MAX,
         )
 
     return await context.holds.hold(
@@ -217,7 +226,7 @@ def _log_topics(log: m.Log) -> tuple[str, ...]:
 
 
 def _status(context: Context, _call: Call) -> m.Status:
-    return nodes.status(context.database)
+    return nodes.status(context.database, rhythm=context.rhythm())
 
 
 def _whoami(_context: Context, call: Call) -> m.Who:

@@ -166,20 +166,33 @@ def check_body(endpoint: Endpoint, headers: Mapping[str, str]) -> None:
             raise MalformedRequest("this endpoint takes no body")
         case Body.JSON if kind != "application/json":
             raise MalformedRequest(
-                f"the body is {quoted(kind)}, but this endpoint takes JSON",
+                f"the body is {_named(kind)}, but this endpoint takes JSON",
                 hint="send Content-Type: application/json",
                 field="content-type",
             )
         case Body.BYTES if kind not in {"", "application/octet-stream"}:
             raise MalformedRequest(
-                f"the body is {quoted(kind)}, but this endpoint takes raw bytes",
+                f"the body is {_named(kind)}, but this endpoint takes raw bytes",
                 hint="send Content-Type: application/octet-stream",
                 field="content-type",
             )
         case _:
             pass
-    if not announced.isdecimal() or int(announced) > endpoint.body_bytes_max:
+    size_bytes = body_size(headers)
+    if size_bytes is None and "content-length" in headers:
+        raise MalformedRequest(f"header Content-Length cannot be {quoted(announced)}", field="content-length")
+    if size_bytes is not None and size_bytes > endpoint.body_bytes_max:
         raise too_large(endpoint)
+
+
+def _named(kind: str) -> str:
+    return quoted(kind) if kind else "of no type that was said"
+
+
+def body_size(headers: Mapping[str, str]) -> int | None:
+    """How many bytes the sender said will come; the server holds it to that."""
+    announced = headers.get("content-length", "")
+    return int(announced) if re.fullmatch(r"\d{1,18}", announced) else None
 
 
 def too_large(endpoint: Endpoint) -> RequestTooLarge:

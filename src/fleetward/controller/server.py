@@ -1,0 +1,116 @@
+"""The HTTP server: one thread with an event loop, from a bound socket to its last reply.
+
+Owns the listening socket, the loop and how held calls end at a stop. Refuses to know what is served.
+"""
+
+import asyncio
+import errno
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fleetward.controller.config import Listen
+from fleetward.domain.errors import InvalidSetting
+
+BACKLOG: Final = 4096  # a whole fleet may come back at once after an outage
+STOP_SECONDS: Final = 1  # what replies under way get; the database needs the rest of the three seconds
+KEEP_ALIVE_SECONDS: Final = 75  # longer than the longest hold, so that agents keep their connections
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A certificate chain and its key, as PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+def bind(listen: Listen) -> socket.socket:
+    """Take the port, or say that someone else has it."""
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((listen.host, listen.port))
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        reason = "another program listens there" if error.errno == errno.EADDRINUSE else str(error.strerror)
+        raise InvalidSetting(
+            f"setting listen cannot be {listen.text!r}: {reason}",
+            hint="is a controller running already? `fleetward status` shows it; else choose another port with --listen",
+            field="listen",
+        ) from error
+    return bound
+
+
+class Server:
+    """An ASGI application on a socket, in a thread of its own."""
+
+    def __init__(self, application: Any, bound: socket.socket, *, tls: TlsFiles | None) -> None:
+        from uvicorn import Config
+        from uvicorn import Server as Uvicorn
+
+        self._bound = bound
+        self._uvicorn = Uvicorn(
+            Config(
+                application,
+                loop="uvloop",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=STOP_SECONDS,
+                ssl_certfile=None if tls is None else str(tls.certificate),
+                ssl_keyfile=None if tls is None else str(tls.key),
+            )
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_up = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+
+    def start(self, *, attach: Callable[[asyncio.AbstractEventLoop], None], ended: Callable[[], None]) -> None:
+        """Serve; returns once calls are answered. `attach` is told the loop first, `ended` when all is over."""
+        self._attach, self._ended = attach, ended
+        self._thread.start()
+        self._is_up.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self, *, release: Callable[[], None]) -> None:
+        """Answer what is under way and stop. `release` lets held calls end; it runs on the loop."""
+        loop = self._loop
+        if loop is None or not self._thread.is_alive():
+            return
+        loop.call_soon_threadsafe(release)
+        self._uvicorn.should_exit = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        import uvloop
+
+        try:
+            uvloop.run(self._serve())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._is_up.set()
+            self._ended()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._attach(self._loop)
+        serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._bound]))
+        while not (self._uvicorn.started or serving.done()):
+            await asyncio.sleep(0)
+        self._is_up.set()
+        await serving
