@@ -1,5 +1,6 @@
 """Names and patterns of artifacts: what may be one, and which files a pattern means."""
 
+import contextlib
 import re
 import time
 import unicodedata
@@ -91,15 +92,19 @@ def test_a_name_of_exactly_the_most_bytes_is_taken() -> None:
 
 @given(st.text(max_size=40))
 def test_whatever_is_taken_stays_below_its_folder(text: str) -> None:
-    try:
+    with contextlib.suppress(UnsafePath):
         path = parse_path(text)
-    except UnsafePath as refusal:
-        assert str(refusal).isprintable()
-        return
-    parts = path.split("/")
-    assert path == text
-    assert not {"", ".", ".."} & set(parts)
-    assert path.encode().decode() == unicodedata.normalize("NFC", path)
+        parts = path.split("/")
+        assert path == text
+        assert not {"", ".", ".."} & set(parts)
+        assert path.encode().decode() == unicodedata.normalize("NFC", path)
+
+
+@given(st.text(max_size=200))
+def test_a_refusal_can_be_printed_whatever_was_refused(text: str) -> None:
+    with pytest.raises(UnsafePath) as refused:
+        parse_path(text + "\0")
+    assert refused.value.message.isprintable()
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ class LocalBlobs:
     def _open_upload(self, upload_id: UUID) -> int:
         name = upload_id.hex
         while True:
-            upload = os.open(name, disk.OPEN | os.O_RDWR | os.O_CREAT, 0o600, dir_fd=self._uploads)
+            upload = os.open(name, disk.OPEN | os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600, dir_fd=self._uploads)
             try:
                 fcntl.flock(upload, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 found = disk.require_file(upload)
