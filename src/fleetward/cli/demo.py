@@ -1,0 +1,7 @@
+"""demo stub"""
+
+import typer
+
+
+def demo(ctx: typer.Context) -> None:
+    """A throw-away fleet that shows the point in a minute: three nodes, one of which lies."""
