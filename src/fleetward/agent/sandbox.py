@@ -18,6 +18,7 @@ from fleetward.agent.attempt import USER_LAST, USER_PLACEHOLDER
 from fleetward.domain.errors import SandboxUnavailable
 
 PROBE_SECONDS: Final = 10
+PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
 STATUS_FD: Final = "3"  # where bubblewrap says whether it could start the command; the supervisor listens there
 
 # Root needs these inside, to enter a folder of the attempt's user and become that user; that drops them all.
@@ -229,6 +230,18 @@ def _masks(hidden: Sequence[Path], *, work: Path, is_root: bool) -> tuple[str, .
 
 def _is_passable(path: Path) -> bool:
     return bool(path.stat().st_mode & stat.S_IXOTH)
+
+
+def search_path(agents: str, *, own_user: bool) -> str:
+    """Keep of the agent's search path what the command can reach: a closed folder in it would hide what is missing."""
+
+    def is_reachable(folder: Path) -> bool:
+        if not os.access(folder, os.R_OK | os.X_OK):
+            return False
+        return not own_user or all(_is_passable(path) for path in (folder, *folder.resolve().parents))
+
+    kept = [word for word in agents.split(":") if word.startswith("/") and is_reachable(Path(word))]
+    return ":".join(dict.fromkeys(kept)) or PATH_DEFAULT
 
 
 def _must_be_reachable(work: Path) -> None:

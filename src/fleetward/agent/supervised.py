@@ -19,7 +19,7 @@ from typing import Final, Literal, Self, cast
 from uuid import UUID
 
 import fleetward
-from fleetward.agent import attempt
+from fleetward.agent import attempt, sandbox
 from fleetward.agent.attempt import boottime
 from fleetward.agent.sandbox import Plan
 from fleetward.domain.errors import Fault, StorageFailed
@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 LAUNCH_TIMEOUT: Final = timedelta(seconds=30)
-PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
 
 Phase = Literal["starting", "running", "ended", "gone", "orphaned"]
 EndedBy = Literal["exited", "stopped", "deadline", "timeout", "start_failed", "lost"]
@@ -293,7 +292,7 @@ def _environment(folder: AttemptFolder, order: Order) -> dict[str, str]:
     """The command's whole environment: nothing of the agent's comes through but its search path."""
     home = str(folder.work)
     return {
-        "PATH": os.environ.get("PATH", PATH_DEFAULT),
+        "PATH": sandbox.search_path(os.environ.get("PATH", ""), own_user=order.plan.own_user),
         "LANG": "C.UTF-8",
         **order.env,
         "HOME": home,

@@ -295,7 +295,7 @@ class Supervisor:
         if self._stop_reason is not None:
             message = {
                 "stopped": "stopped as asked",
-                "timeout": f"ran out of its time of {self.order.run_seconds:g} s",
+                "timeout": f"ran out of its time of {self.order.run_seconds or 0:g} s",
                 "deadline": "stopped because the lease could not be renewed in time",
             }[self._stop_reason]
             self._ended(exit_code=exit_code, ended_by=self._stop_reason, message=message)
@@ -313,12 +313,12 @@ class Supervisor:
         while self._take_output():
             pass
         said = _last_line(attempt.LOG) if self._log.written_bytes < READ_BYTES else ""
+        command = self.order.command[0]
         if "exit-code" not in report:
-            return _start_message(
-                self.order.command[0], said.removeprefix("bwrap: ") or "the sandbox could not be made"
-            )
+            reason = said.removeprefix("bwrap: ").removeprefix(f"execvp {command}: ")
+            return _start_message(command, reason or "the sandbox could not be made")
         if code in {126, 127} and said.startswith("setpriv: failed to execute "):
-            return _start_message(self.order.command[0], said)
+            return _start_message(command, said.removeprefix(f"setpriv: failed to execute {command}: "))
         return None
 
     def _ended(self, *, exit_code: int | None, ended_by: str, message: str) -> None:
@@ -386,6 +386,7 @@ def _enter(order: attempt.OrderDocument, *, user: int | None, supervisor_pid: in
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
+    os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write(OOM_SCORE)
