@@ -33,8 +33,9 @@ SERVER_USER: Final = "fleetward"
 OTHER_USERS: Final = ("postgres", "daemon", "nobody")  # in this order, where no user of our own can be made
 # A home with nothing else in it is ours to close; a folder with other things in it keeps its permissions.
 HOME_NAMES: Final = frozenset(
-    {"pg", "socket", "postgres.log", "keyring", "blobs", "token", "nodes", "config.toml", "clusters", "postgres"}
-    | {LOCK, RECORD, "controller.pid", "controller.log", "sockets", "lost+found"}
+    {"pg", "socket", "postgres.log", "keyring", "blobs", "token", "nodes", "config.toml", "up.json", "up.log"}
+    | {"controller.pid", "controller.json", "controller.log", "controller.err", "lost+found"}
+    | {"clusters", "postgres", "sockets", LOCK, RECORD}
 )
 
 
@@ -203,7 +204,8 @@ def open_home(home: Path) -> Path:
         if any(ord(letter) < 32 for letter in str(home)):
             raise HomeUnusable(f"the home {quoted(str(home))} has a control character in its name; give another --home")
         home.mkdir(mode=mode, parents=True, exist_ok=True)
-        is_ours = HOME_NAMES.issuperset(os.listdir(home)) and home.stat().st_uid == os.geteuid()
+        names = {name for name in os.listdir(home) if not name.startswith(".")}
+        is_ours = names <= HOME_NAMES and home.stat().st_uid == os.geteuid()
         now = stat.S_IMODE(home.stat().st_mode)
         wanted = mode if os.geteuid() == 0 else now & ~0o022
         if is_ours and now != wanted:

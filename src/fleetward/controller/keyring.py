@@ -28,7 +28,6 @@ from fleetward.controller.clusterfiles import minding, sync, write_durably
 from fleetward.domain.errors import HomeUnusable
 from fleetward.wire.handshake import encode, pin_of
 
-FOLDER: Final = "keyring"
 SECRET_BYTES: Final = 32  # of HMAC-SHA-256 and of AES-256
 TLS_KEY: Final = "tls_key.pem"
 CERTIFICATE: Final = "tls_certificate.pem"
@@ -64,6 +63,14 @@ class Keyring:
     session_hmac: bytes
     secret_encryption: bytes
     tls_key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def open(cls, folder: Path) -> "Keyring":
+        """Read the keyring in this folder; made, once, where there is none."""
+        with minding(folder):
+            if not folder.exists():
+                _make(folder)
+            return _read(folder)
 
     def __repr__(self) -> str:
         return f"Keyring({self.folder}, {self.fingerprint()})"
@@ -111,17 +118,8 @@ class Keyring:
         return Certificate(certificate_path=path, key_path=self.folder / TLS_KEY, pin=self.tls_pin)
 
 
-def open_keyring(home: Path) -> Keyring:
-    """Read the keyring of the home; made, once, where there is none."""
-    folder = home / FOLDER
-    with minding(folder):
-        if not folder.exists():
-            _make(folder)
-        return _read(folder)
-
-
 def _make(folder: Path) -> None:
-    staging = Path(tempfile.mkdtemp(prefix=f".{FOLDER}.new-", dir=folder.parent))
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
     try:
         tls = ec.generate_private_key(ec.SECP256R1()).private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
