@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from types import FrameType
 from typing import Final
 
 from fleetward.controller import config
@@ -78,8 +79,12 @@ def _serve(settled: Config, _parsed: argparse.Namespace) -> None:
     from fleetward.controller.main import Controller
 
     stop = threading.Event()
+
+    def told(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, told)
     controller = Controller.start(settled, ended=stop.set)
     try:
         stop.wait()

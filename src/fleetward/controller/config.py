@@ -12,7 +12,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from fleetward.domain.errors import InvalidSetting, quoted
 
@@ -91,10 +91,6 @@ class Setting(Generic[T]):
         return self.default in {"true", "false"}
 
 
-def _text(text: str) -> str:
-    return text
-
-
 def _path(text: str) -> Path:
     if not text or "\0" in text:
         raise ValueError("a path")
@@ -144,6 +140,15 @@ def _database_url(text: str) -> str:
     return text
 
 
+def _artifacts_url(text: str) -> Path | None:
+    if not text:
+        return None
+    parts = urlsplit(text)
+    if parts.scheme != "file" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise ValueError("a file:///folder URL")
+    return _path(unquote(parts.path))
+
+
 def _whole(least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?\d{1,19}", text) or not least <= int(text) <= most:
@@ -167,6 +172,12 @@ LISTEN: Final = Setting("listen", "127.0.0.1:7400", _listen, "where the controll
 PUBLIC_URL: Final = Setting("public_url", "", _public_url, "the URL that nodes are told; from `listen` when empty")
 DATABASE_URL: Final = Setting(
     "database_url", "", _database_url, "a PostgreSQL >= 15 of your own; the embedded one when empty", is_secret=True
+)
+ARTIFACTS_URL: Final = Setting(
+    "artifacts_url",
+    "",
+    _artifacts_url,
+    "a folder as file:///… for artifacts, shared by several controllers; one's own in `home` when empty",
 )
 TLS: Final = Setting("tls", "auto", _tls, "auto: TLS beyond loopback; always: on loopback too")
 TLS_CERT: Final = Setting("tls_cert", "", _maybe_path, "a certificate chain (PEM); made by the controller when empty")
@@ -199,6 +210,7 @@ SETTINGS: Final = (
     LISTEN,
     PUBLIC_URL,
     DATABASE_URL,
+    ARTIFACTS_URL,
     TLS,
     TLS_CERT,
     TLS_KEY,
@@ -222,6 +234,7 @@ class Config:
     listen: Listen
     public_url: str
     database_url: str
+    artifacts_url: Path | None
     tls: Tls
     tls_cert: Path | None
     tls_key: Path | None
@@ -301,6 +314,7 @@ def _config(layers: _Layers) -> Config:
         listen=layers.value(LISTEN),
         public_url=layers.value(PUBLIC_URL),
         database_url=layers.value(DATABASE_URL),
+        artifacts_url=layers.value(ARTIFACTS_URL),
         tls=layers.value(TLS),
         tls_cert=layers.value(TLS_CERT),
         tls_key=layers.value(TLS_KEY),

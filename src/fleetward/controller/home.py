@@ -1,6 +1,6 @@
 """The controller's home folder: who runs on it, the owner's key, and how others on this machine find it.
 
-Owns `controller.lock`, `controller.pid`, `controller.json` and `token`. Refuses to know what else lies
+Owns `controller.pid`, `controller.json` and `token`. Refuses to know what else lies
 in the folder.
 """
 
@@ -12,14 +12,15 @@ from typing import Final, Self
 
 import msgspec
 
-from fleetward.domain.errors import HomeLocked, HomeUnusable
+from fleetward.controller.clusterfiles import explained, open_home
+from fleetward.domain.errors import HomeLocked
 
-LOCK: Final = "controller.lock"
-PID: Final = "controller.pid"
+PID: Final = "controller.pid"  # also the lock: it is held for as long as the process lives
 ANNOUNCEMENT: Final = "controller.json"
 TOKEN: Final = "token"
 LOG: Final = "controller.log"
 FILE_BYTES_MAX: Final = 64 * 1024
+PID_BYTES_MAX: Final = 16
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,29 +41,31 @@ class Home:
         self._lock = lock
 
     @classmethod
-    def hold(cls, path: Path) -> Self:
+    def hold(cls, folder: Path) -> Self:
         """Make the folder if need be and hold it, or say who does."""
+        path = open_home(folder)
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            lock = os.open(path / PID, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise _unusable(path, error) from error
+            raise explained(error.errno or 0, error.strerror or str(error), path / PID) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            holder = os.read(lock, PID_BYTES_MAX).decode("ascii", "replace").strip() or "unknown"
             os.close(lock)
             raise HomeLocked(
-                f"another controller already runs on {path} (process {_holder(path)})",
+                f"another controller already runs on {path} (process {holder})",
                 hint="stop it with `fleetward down`, or give this one a home of its own with --home",
             ) from error
-        home = cls(path, lock)
-        home.write(PID, f"{os.getpid()}\n".encode())
-        return home
+        os.truncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        return cls(path, lock)
 
     def release(self) -> None:
         """Let another controller have the folder."""
-        for name in (ANNOUNCEMENT, PID):
-            (self.path / name).unlink(missing_ok=True)
+        (self.path / ANNOUNCEMENT).unlink(missing_ok=True)
+        # The file stays: whoever waits for its lock must not hold the lock of a file that is gone.
+        os.truncate(self._lock, 0)
         os.close(self._lock)
 
     def announce(self, announcement: Announcement) -> None:
@@ -77,7 +80,7 @@ class Home:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _unusable(self.path, error) from error
+            raise explained(error.errno or 0, error.strerror or str(error), self.path) from error
 
     def keep_token(self, key: str) -> None:
         """Keep the owner's key for the commands of this machine's user."""
@@ -94,18 +97,4 @@ class Home:
             temporary.replace(target)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise _unusable(self.path, error) from error
-
-
-def _holder(path: Path) -> str:
-    try:
-        return (path / PID).read_text()[:16].strip()
-    except OSError:
-        return "unknown"
-
-
-def _unusable(path: Path, error: OSError) -> HomeUnusable:
-    return HomeUnusable(
-        f"the home folder {path} cannot be used: {error.strerror or error}",
-        hint="give another one with --home, or make this one writable for the user who runs the controller",
-    )
+            raise explained(error.errno or 0, error.strerror or str(error), self.path) from error

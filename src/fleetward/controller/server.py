@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from fleetward.controller.config import Listen
 from fleetward.domain.errors import InvalidSetting
+from fleetward.wire.handshake import pin_of
 
 BACKLOG: Final = 4096  # a whole fleet may come back at once after an outage
 STOP_SECONDS: Final = 1  # what replies under way get; the database needs the rest of the three seconds
@@ -22,10 +23,31 @@ KEEP_ALIVE_SECONDS: Final = 75  # longer than the longest hold, so that agents k
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """A certificate chain and its key, as PEM files."""
+    """A certificate chain and its key, as PEM files, and the pin by which clients know the key."""
 
     certificate: Path
     key: Path
+    pin: str
+
+
+def given_tls(certificate: Path, key: Path) -> TlsFiles:
+    """Take the certificate that an administrator gave, or say why it cannot serve."""
+    import ssl
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        public_key = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(
+            f"settings tls_cert and tls_key cannot be {certificate} and {key}: {error}",
+            hint="both must be PEM files that this user can read, and the key the certificate's own, without a password",
+            field="tls_cert",
+        ) from error
+    pin = pin_of(public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    return TlsFiles(certificate=certificate, key=key, pin=pin)
 
 
 def bind(listen: Listen) -> socket.socket:
@@ -50,11 +72,22 @@ def bind(listen: Listen) -> socket.socket:
 class Server:
     """An ASGI application on a socket, in a thread of its own."""
 
-    def __init__(self, application: Any, bound: socket.socket, *, tls: TlsFiles | None) -> None:
+    def __init__(
+        self,
+        application: Any,
+        bound: socket.socket,
+        *,
+        tls: TlsFiles | None,
+        attach: Callable[[asyncio.AbstractEventLoop], None],
+        ended: Callable[[], None],
+    ) -> None:
+        """Make it ready. `attach` is told the loop before the first call, `ended` when all is over."""
         from uvicorn import Config
         from uvicorn import Server as Uvicorn
 
         self._bound = bound
+        self._attach = attach
+        self._ended = ended
         self._uvicorn = Uvicorn(
             Config(
                 application,
@@ -78,9 +111,8 @@ class Server:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
 
-    def start(self, *, attach: Callable[[asyncio.AbstractEventLoop], None], ended: Callable[[], None]) -> None:
-        """Serve; returns once calls are answered. `attach` is told the loop first, `ended` when all is over."""
-        self._attach, self._ended = attach, ended
+    def start(self) -> None:
+        """Serve; returns once calls are answered."""
         self._thread.start()
         self._is_up.wait()
         if self._failure is not None:
