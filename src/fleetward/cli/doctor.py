@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from fleetward.cli.nodes import all_nodes, node_has_sandbox
+from fleetward.cli.nodes import all_nodes, has_sandbox
 from fleetward.cli.output import DONE, FAILED, size
 from fleetward.cli.processes import lives, read_running
 from fleetward.cli.settings import Settings, read_controller_file, settings_of
@@ -157,7 +157,7 @@ def _nodes(nodes: list[Node]) -> Finding:
 
 
 def _sandbox(nodes: list[Node]) -> Finding:
-    without = [node.name for node in nodes if node.status == NodeStatus.ONLINE and not node_has_sandbox(node)]
+    without = [node.name for node in nodes if node.status == NodeStatus.ONLINE and not has_sandbox(node)]
     if without:
         return Finding(
             "sandbox",

@@ -18,6 +18,7 @@ from fleetward.cli.output import size
 from fleetward.client import Client
 from fleetward.domain.artifacts import ArtifactState
 from fleetward.domain.errors import ArtifactNotFound, DigestMismatch, OutputExists
+from fleetward.verify.digest import measure
 from fleetward.verify.manifest import parse_path
 from fleetward.wire.messages import Artifact, Job
 
@@ -123,7 +124,7 @@ def _download(client: Client, file: Artifact, *, into: Path) -> None:
 def _digest(part: BinaryIO) -> str:
     part.flush()
     part.seek(0)
-    return hashlib.file_digest(part, "sha256").hexdigest()
+    return measure(iter(lambda: part.read(PIECE), b"")).digest.hex
 
 
 def _move_in(partial: Path, folder: Path, files: Sequence[Artifact]) -> None:

@@ -53,9 +53,11 @@ class Wanted:
 
 def make_home(home: Path) -> None:
     """Make the folder that holds everything, for its owner only."""
+    # As root, PostgreSQL and every attempt run as users of their own, who have to get through to their part.
+    mode = 0o711 if os.geteuid() == 0 else 0o700
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (home / "nodes").mkdir(mode=0o700, exist_ok=True)
+        home.mkdir(mode=mode, parents=True, exist_ok=True)
+        (home / "nodes").mkdir(mode=mode, exist_ok=True)
     except OSError as error:
         raise HomeUnusable(
             f"the home {home} cannot be made: {(error.strerror or str(error)).lower()}",
@@ -139,12 +141,12 @@ def spoken_failure(words: str, *, what: str, status: int, log: Path | None = Non
     )
 
 
-def pair_node(client: Client, home: Path, *, name: str | None, labels: Mapping[str, str] | None = None) -> None:
+def pair_node(client: Client, home: Path, *, name: str | None, environment: Mapping[str, str] | None = None) -> None:
     """Make a code and have an agent home pair with it; a home that has paired before stays as it is."""
     if (home / "node.json").exists():
         return
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    code = client.make_pairing_code(PairingCodeRequest(labels=dict(labels or {})))
+    code = client.make_pairing_code(PairingCodeRequest())
     named = ["--name", name] if name else []
     done = subprocess.run(
         [sys.executable, "-m", "fleetward.agent", "join", "-", "--home", str(home), *named],
@@ -153,15 +155,16 @@ def pair_node(client: Client, home: Path, *, name: str | None, labels: Mapping[s
         text=True,
         timeout=PAIR_LIMIT.total_seconds(),
         check=False,
-        env=os.environ.copy(),
+        env=os.environ if environment is None else environment,
     )
     if done.returncode != 0:
         raise spoken_failure(done.stderr.strip(), what="pairing", status=done.returncode)
 
 
-def start_agent(home: Path) -> Child:
+def start_agent(home: Path, *, name: str = "agent", environment: Mapping[str, str] | None = None) -> Child:
     """Start the agent of a home that has paired."""
-    return Child("agent", ["fleetward.agent", "run", "--home", str(home)], log=home / "agent.err")
+    arguments = ["fleetward.agent", "run", "--home", str(home)]
+    return Child(name, arguments, log=home / "agent.err", environment=environment)
 
 
 def pair_local_node(client: Client, home: Path) -> str:

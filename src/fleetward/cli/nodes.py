@@ -4,7 +4,7 @@ Owns how nodes are shown. Refuses to know how they are chosen.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import typer
 
@@ -83,7 +83,7 @@ def show(ctx: typer.Context, name: Annotated[str, typer.Argument(help="The node'
             ("labels", " ".join(f"{key}={value}" for key, value in node.labels.items())),
             ("mac", node.mac or "none; named by hand"),
             ("session", f"{node.session} (key epoch {node.key_epoch})"),
-            ("sandbox", sandbox_of(node)),
+            ("sandbox", ": ".join(filter(None, (sandbox_of(node), sandbox_lack(node))))),
             ("system", " ".join(str(node.inventory.get(key, "")) for key in ("os", "arch", "agent_version"))),
             ("load", ", ".join(f"{key} {value}" for key, value in node.load.items())),
             ("seen", instant(node.seen_at)),
@@ -104,14 +104,17 @@ def all_nodes(client: Client) -> Iterator[m.Node]:
 
 
 def sandbox_of(node: m.Node) -> str:
-    """Say plainly whether commands on the node are boxed in."""
+    """Say plainly whether commands on the node are boxed in, and by what."""
     told = node.inventory.get("sandbox")
-    if not isinstance(told, dict) or not told:
-        return "unknown"
-    return "yes" if node_has_sandbox(node) else "no"
+    return str(cast("dict[str, object]", told).get("sandbox", "unknown")) if isinstance(told, dict) else "unknown"
 
 
-def node_has_sandbox(node: m.Node) -> bool:
+def sandbox_lack(node: m.Node) -> str:
+    """Why the node has no sandbox, in its own words."""
+    told = node.inventory.get("sandbox")
+    return str(cast("dict[str, object]", told).get("why_not", "")) if isinstance(told, dict) else ""
+
+
+def has_sandbox(node: m.Node) -> bool:
     """Whether the node said that its sandbox works."""
-    told = node.inventory.get("sandbox")
-    return isinstance(told, dict) and bool(told.get("works"))  # pyright: ignore
+    return sandbox_of(node) not in {"unknown", "none"}

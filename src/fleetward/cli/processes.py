@@ -84,7 +84,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                env={**os.environ, **(environment or {})},
+                env=os.environ if environment is None else environment,
                 start_new_session=True,
             )
         self.mark = mark_of(self.process.pid)

@@ -13,9 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from fleetward.cli import fetch as fetching
+from fleetward.cli.inputs import members_below
 from fleetward.cli.jobs import give_up
 from fleetward.cli.output import DONE, FAILED, INTERRUPTED, size, visible
 from fleetward.cli.settings import Settings, settings_of
@@ -31,6 +33,7 @@ from fleetward.domain.jobs import (
     Timeouts,
     check_spec,
 )
+from fleetward.verify.archive import pack
 from fleetward.wire.messages import Job, JobSubmitted
 
 ANSWER_LIMIT = timedelta(minutes=10)  # the controller hashes and syncs an input before it answers
@@ -99,8 +102,6 @@ def run(
 
 def submit(client: Client, settings: Settings, spec: JobSpec, *, inputs: Sequence[Path]) -> JobSubmitted:
     """Send the inputs along and hand the job in, once, whatever the network does."""
-    import msgspec
-
     if inputs:
         spec = msgspec.structs.replace(spec, inputs=[send_inputs(client, settings, inputs)])
     made = client.submit_job(spec, idempotency_key=secrets.token_hex(16))
@@ -110,10 +111,8 @@ def submit(client: Client, settings: Settings, spec: JobSpec, *, inputs: Sequenc
 
 def send_inputs(client: Client, settings: Settings, paths: Sequence[Path]) -> JobInput:
     """Pack the paths as one archive and leave it with the controller."""
-    from fleetward.verify import archive
-
     with tempfile.TemporaryFile() as packed:
-        archive.pack(archive.members_below(paths), packed)
+        pack(members_below(paths, skipped=lambda why: settings.output.note(f"· left out: {visible(why)}")), packed)
         count = packed.tell()
         packed.seek(0)
         digest = hashlib.file_digest(packed, "sha256").hexdigest()

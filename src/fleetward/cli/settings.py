@@ -31,6 +31,7 @@ class ControllerFile(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     pin: str = ""
     pid: int = 0
+    local_node: bool = True
 
 
 @dataclass(slots=True)

@@ -59,7 +59,9 @@ def up(
     if insecure_http:
         flags.append("--insecure-http")
     # By the environment: a command line, with the password in the URL, is open to all on this machine.
-    environment = {} if database_url is None else {"FLEETWARD_DATABASE_URL": database_url}
+    environment = dict(os.environ)
+    if database_url is not None:
+        environment["FLEETWARD_DATABASE_URL"] = database_url
     fleet.make_home(settings.home)
     _refuse_second(settings.home)
     if detach:
@@ -90,7 +92,7 @@ def _start_detached(settings: Settings, flags: list[str], environment: Mapping[s
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, **environment},
+            env=environment,
             start_new_session=True,
         )
     assert keeper.stdout is not None, "asked for a pipe"
