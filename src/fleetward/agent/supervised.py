@@ -107,6 +107,7 @@ class Observation:
     exit_code: int | None
     message: str
     log_bytes: int
+    log_written_bytes: int
     is_released: bool
     started_at: datetime | None
     finished_at: datetime | None
@@ -151,6 +152,7 @@ class Supervised:
             exit_code=status.exit_code,
             message=message,
             log_bytes=self._log_bytes(),
+            log_written_bytes=status.log_written_bytes,
             is_released=phase == "gone",
             started_at=_as_datetime(status.started_at),
             finished_at=_as_datetime(status.finished_at),
