@@ -25,6 +25,7 @@ from typing import Final, TextIO
 from fleetward.domain.errors import HomeLocked, HomeUnusable, StorageFailed, StorageFull, quoted
 
 SHARED: Final = Path("/var/lib/fleetward")  # root's default home, and the place for what its server must reach
+DATA: Final = "pg"
 LOCK: Final = "controller.lock"
 RECORD: Final = "cluster"  # in a home whose data lies elsewhere: the folder where
 SOCKET: Final = ".s.PGSQL.5432"
@@ -33,7 +34,7 @@ SERVER_USER: Final = "fleetward"
 OTHER_USERS: Final = ("postgres", "daemon", "nobody")  # in this order, where no user of our own can be made
 # A home with nothing else in it is ours to close; a folder with other things in it keeps its permissions.
 HOME_NAMES: Final = frozenset(
-    {"pg", "socket", "postgres.log", "keyring", "blobs", "token", "nodes", "config.toml", "up.json", "up.log"}
+    {DATA, "socket", "postgres.log", "keyring", "blobs", "token", "nodes", "config.toml", "up.json", "up.log"}
     | {"controller.pid", "controller.json", "controller.log", "controller.err", "lost+found"}
     | {"clusters", "postgres", "sockets", LOCK, RECORD}
 )
@@ -118,7 +119,7 @@ class Place:
     @property
     def data(self) -> Path:
         """PostgreSQL's own data folder."""
-        return self.folder / "pg"
+        return self.folder / DATA
 
     @property
     def log(self) -> Path:
@@ -304,8 +305,8 @@ def _copy_package(package: Path, copy: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def settle(home: Path, account: Account) -> Place:
-    """Decide where the cluster of this home lies (once), and make its socket's folder."""
+def cluster_folder(home: Path, account: Account) -> Path:
+    """Decide where the cluster of this home lies; once, so that it is found again."""
     record = home / RECORD
     with minding(home):
         if record.exists():
@@ -315,16 +316,15 @@ def settle(home: Path, account: Account) -> Place:
                     f"the home {home} keeps its database in {folder}, which is not there",
                     hint="bring that folder back (a disk that is not mounted?) or restore a backup into a new home",
                 )
-        elif not account.is_other or account.can_enter(home):
-            folder = home
-        elif (home / "pg").exists():
+            return folder
+        if not account.is_other or account.can_enter(home):
+            return home
+        if (home / DATA).exists():
             raise HomeUnusable(
                 f"the user {account.name!r}, who runs PostgreSQL, can no longer enter {home}, where its data is",
                 hint="let others pass (chmod o+x) through the folders above, or move the home to where they can",
             )
-        else:
-            folder = _make_elsewhere(home, account)
-        return Place(folder, _socket_folder(folder, account))
+        return _make_elsewhere(home, account)
 
 
 def _make_elsewhere(home: Path, account: Account) -> Path:
@@ -350,26 +350,28 @@ def _make_shared(folder: Path, *, mode: int) -> None:
         SHARED.chmod(0o711)
 
 
-def _socket_folder(folder: Path, account: Account) -> Path:
-    """A private folder whose socket's path is short enough; the same one at every start."""
+def socket_folder(folder: Path, account: Account) -> Path:
+    """A private folder whose path a socket may have; made if need be, the same one at every start."""
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
     far = SHARED / "sockets" / name if account.is_other else Path(f"/tmp/fleetward-{account.uid}", name)
-    chosen = next((path for path in (folder / "socket", far) if _fits(path)), None)
+    chosen = next((path for path in (folder / "socket", far) if _suits(path)), None)
     if chosen is None:
         raise HomeUnusable(
             f"the socket's path {far / SOCKET} is longer than the {SOCKET_PATH_MAX} bytes that a socket may have",
             hint="choose a shorter --home",
         )
-    if chosen == far and account.is_other:
-        _make_shared(chosen.parent, mode=0o711)
-    elif chosen == far:
-        _make_private(chosen.parent, account)
-    _make_private(chosen, account)
+    with minding(chosen):
+        if chosen == far and account.is_other:
+            _make_shared(chosen.parent, mode=0o711)
+        elif chosen == far:
+            _make_private(chosen.parent, account)
+        _make_private(chosen, account)
     return chosen
 
 
-def _fits(folder: Path) -> bool:
-    return len(os.fsencode(folder / SOCKET)) <= SOCKET_PATH_MAX
+def _suits(folder: Path) -> bool:
+    # A comma would part two hosts in a connection URL.
+    return len(os.fsencode(folder / SOCKET)) <= SOCKET_PATH_MAX and "," not in str(folder)
 
 
 def _make_private(folder: Path, account: Account) -> None:

@@ -13,6 +13,7 @@ names as its grandparent's, and then still looks at the shared memory.
 import contextlib
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,17 +26,20 @@ from typing import Final, NewType
 from urllib.parse import quote
 
 from fleetward.controller.clusterfiles import (
+    DATA,
     OTHER_USERS,
+    RECORD,
     Account,
     Binaries,
     Place,
+    cluster_folder,
     explained,
     find_binaries,
     lock,
     minding,
     open_home,
     server_account,
-    settle,
+    socket_folder,
     sync,
     write_durably,
 )
@@ -164,10 +168,11 @@ class EmbeddedPostgres:
 
     def _have_server(self) -> "_Server":
         account = server_account(self.notices)
-        place = settle(self.home, account)
-        if place.folder != self.home and self._server is None:
-            self._held.enter_context(lock(place.folder))
-        account = _owner_of(place.data, account)
+        folder = cluster_folder(self.home, account)
+        if folder != self.home and self._server is None:
+            self._held.enter_context(lock(folder))
+        account = _owner_of(folder / DATA, account)
+        place = Place(folder, socket_folder(folder, account))
         binaries = find_binaries(account)
         _check_version(place.data, binaries)
         with minding(place.data):
@@ -188,8 +193,8 @@ def running_url(home: Path) -> AdminUrl | None:
     """The URL of the server that somebody else holds on this home; None when there is none that is ready."""
     home = home.resolve()
     with minding(home):
-        record = home / "cluster"
-        data = (Path(record.read_text().strip()) if record.exists() else home) / "pg"
+        record = home / RECORD
+        data = (Path(record.read_text().strip()) if record.exists() else home) / DATA
         if not data.exists():
             return None
         found = PidFile.read(data)
@@ -202,17 +207,19 @@ def remove_cluster(home: Path) -> None:
     """Delete the data of a throw-away home, wherever it lies; a running one is refused."""
     home = open_home(home)
     with lock(home):
-        place = settle(home, server_account([]))
-        with minding(place.folder):
-            found = PidFile.read(place.data)
-            if found is not None and is_server_of(found.pid, place.data, uid=place.data.stat().st_uid):
-                raise HomeUnusable(f"PostgreSQL (process {found.pid}) still runs on {place.data}", hint="stop it first")
-            shutil.rmtree(place.socket_folder, ignore_errors=True)
-            if place.folder != home:
-                shutil.rmtree(place.folder)
-                (home / "cluster").unlink()
-            elif place.data.exists():
-                shutil.rmtree(place.data)
+        account = server_account([])
+        folder = cluster_folder(home, account)
+        data = folder / DATA
+        with minding(folder):
+            found = PidFile.read(data)
+            if found is not None and is_server_of(found.pid, data, uid=data.stat().st_uid):
+                raise HomeUnusable(f"PostgreSQL (process {found.pid}) still runs on {data}", hint="stop it first")
+            shutil.rmtree(socket_folder(folder, account), ignore_errors=True)
+            if folder != home:
+                shutil.rmtree(folder)
+                (home / RECORD).unlink()
+            elif data.exists():
+                shutil.rmtree(data)
 
 
 class _Server:
@@ -427,14 +434,15 @@ def _told(said: str, place: Place, what: str) -> Exception:
     """What PostgreSQL's last words mean for the person who must act."""
     for number, words in (
         (errno.ENOSPC, "No space left on device"),
+        (errno.ENOSPC, "Check free disk space"),  # half a page fitted
         (errno.EDQUOT, "Disk quota exceeded"),
         (errno.EROFS, "Read-only file system"),
         (errno.EACCES, "Permission denied"),
     ):
         if words in said:
-            return explained(number, words, place.data)
-    lines = [line for line in said.splitlines() if "FATAL:" in line or "PANIC:" in line or "error:" in line]
-    why = lines[-1].partition("FATAL:")[2].strip() or lines[-1] if lines else "it said nothing"
+            return explained(number, os.strerror(number), place.data)
+    first = re.search(r"(?:FATAL|PANIC|error): +(.*)", said)
+    why = first[1] if first is not None else "it ended without a word of why"
     if IN_USE in said:
         left = ", ".join(str(pid) for pid in backends_of(place.data, uid=place.data.stat().st_uid)) or "unknown"
         return DatabaseUnavailable(
