@@ -3,19 +3,20 @@
 Owns what `from fleetward import …` offers. Refuses to load any of it before it is asked for.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
-from fleetward.wire.versions import VERSION as __version__
+from fleetward.wire import versions
 
 if TYPE_CHECKING:
     from fleetward.client import Client
 
 __all__ = ["Client", "__version__"]
 
+__version__ = versions.VERSION
+
 
 def __getattr__(name: str) -> object:
     if name == "Client":
-        from fleetward.client import Client
-
-        return Client
+        return importlib.import_module("fleetward.client").Client
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,6 @@ Owns the connection: the pool, time limits, safe repeats, certificates and pins,
 a problem document to an exception. Refuses to know what a caller does with an answer.
 """
 
-import copy
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -174,8 +173,9 @@ class Client:
         ca: Path | None = None,
         answer_limit: timedelta = ANSWER_LIMIT,
         repeat_max: int = REPEAT_MAX,
+        pool: _Pool | None = None,
     ) -> None:
-        self._pool = _open_pool(url, pin=pin, ca=ca)
+        self._pool = pool or _open_pool(url, pin=pin, ca=ca)
         self._token = token
         self._answer_limit = answer_limit
         self._repeat_max = repeat_max
@@ -187,9 +187,9 @@ class Client:
 
     def with_token(self, token: str) -> "Client":
         """Return a client that shares this one's connections and carries another token."""
-        other = copy.copy(self)
-        other._token = token
-        return other
+        return Client(
+            self.url, token=token, answer_limit=self._answer_limit, repeat_max=self._repeat_max, pool=self._pool
+        )
 
     def close(self) -> None:
         """Close all connections that are not in use."""

@@ -2,7 +2,7 @@
 
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,7 +37,7 @@ class Loopback:
 
 
 @contextmanager
-def serve(answers: Sequence[Answer], *, context: ssl.SSLContext | None = None) -> Iterator[Loopback]:
+def serve(answers: Sequence[Answer], *, context: ssl.SSLContext | None = None) -> Generator[Loopback]:
     """Answer the requests in order; the last answer serves all that follow."""
     left = list(answers)
     loopback = Loopback(url="")
@@ -45,7 +45,7 @@ def serve(answers: Sequence[Answer], *, context: ssl.SSLContext | None = None) -
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def _take(self) -> None:
+        def take(self) -> None:
             loopback.asked.append(
                 Asked(
                     method=self.command,
@@ -65,8 +65,6 @@ def serve(answers: Sequence[Answer], *, context: ssl.SSLContext | None = None) -
                 self.wfile.write(answer.body[: answer.cut_after])
                 self.close_connection = True
 
-        do_GET = do_POST = do_PUT = _take
-
         def _body(self) -> bytes:
             if self.headers.get("transfer-encoding") == "chunked":
                 return b"".join(iter(self._chunk, b""))
@@ -78,9 +76,11 @@ def serve(answers: Sequence[Answer], *, context: ssl.SSLContext | None = None) -
             self.rfile.readline()
             return content
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
             """Be quiet."""
 
+    for method in ("GET", "POST", "PUT"):
+        setattr(Handler, f"do_{method}", Handler.take)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     scheme = "http"
     if context is not None:

@@ -138,6 +138,6 @@ def test_a_job_without_artifacts_makes_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_job_without_a_winner_has_nothing_to_fetch(tmp_path: Path) -> None:
-    with serve([listing()]) as server, Client(server.url) as client:
-        with pytest.raises(ArtifactNotFound, match="is failed: it has no verified artifacts"):
-            fetch(client, job(None, "failed"), folder=tmp_path / "x", is_named=True)
+    refused = pytest.raises(ArtifactNotFound, match="is failed: it has no verified artifacts")
+    with serve([listing()]) as server, Client(server.url) as client, refused:
+        fetch(client, job(None, "failed"), folder=tmp_path / "x", is_named=True)

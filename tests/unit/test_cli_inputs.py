@@ -35,12 +35,17 @@ def test_paths_here_keep_their_names_in_a_fixed_order(here: Path) -> None:
     assert found(Path("./data/"), here / "run.sh") == (expected, [])
 
 
-def test_the_current_folder_is_everything_in_it(here: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_the_current_folder_is_everything_in_it() -> None:
     assert [path for path, _, _ in found(Path())[0]] == ["data/b.txt", "data/deep/a.txt", "run.sh"]
 
 
-def test_a_path_from_elsewhere_is_called_by_its_last_part(here: Path) -> None:
-    assert found(Path("../elsewhere"), Path("../elsewhere/c.txt"))[0] == [("elsewhere/c.txt", 3, False), ("c.txt", 3, False)]
+@pytest.mark.usefixtures("here")
+def test_a_path_from_elsewhere_is_called_by_its_last_part() -> None:
+    assert found(Path("../elsewhere"), Path("../elsewhere/c.txt"))[0] == [
+        ("elsewhere/c.txt", 3, False),
+        ("c.txt", 3, False),
+    ]
 
 
 def test_a_link_to_a_file_brings_its_bytes_and_other_links_are_named_and_left_out(here: Path) -> None:
@@ -57,12 +62,14 @@ def test_a_link_to_a_file_brings_its_bytes_and_other_links_are_named_and_left_ou
     ]
 
 
-def test_the_bytes_are_those_of_the_file(here: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_the_bytes_are_those_of_the_file() -> None:
     (member,) = members_below([Path("data/b.txt")], skipped=print)
     with member.open() as content:
         assert content.read() == b"bb"
 
 
-def test_an_input_that_is_not_there_is_refused(here: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_an_input_that_is_not_there_is_refused() -> None:
     with pytest.raises(MalformedRequest, match="the input 'nothing' is not there"):
         found(Path("nothing"))

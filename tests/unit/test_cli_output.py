@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from fleetward.cli.output import Output, instant, report, size, visible, visible_log
-from fleetward.domain.errors import InvalidJob, Unreachable
+from fleetward.domain.errors import Fault, InvalidJob, Refusal, Unreachable
 from fleetward.wire.problem import Problem, error_of
 
 
-def remote(status: int) -> Exception:
+def remote(status: int) -> Refusal | Fault:
     return error_of(Problem(code="some_code", status=status, title="t", detail="what and why", hint="do this"))
 
 
@@ -25,7 +25,7 @@ def remote(status: int) -> Exception:
         (OSError(errno.EACCES, "Permission denied", "/somewhere"), 4),
     ],
 )
-def test_each_kind_of_error_has_its_exit_status(error: Exception, status: int) -> None:
+def test_each_kind_of_error_has_its_exit_status(error: Refusal | Fault | OSError, status: int) -> None:
     assert report(error, is_json=False) == status
 
 
@@ -72,6 +72,12 @@ def test_quiet_silences_notes_and_not_what_was_asked_for(capsys: pytest.CaptureF
 
 
 def test_sizes_and_instants_are_for_people() -> None:
-    assert [size(n) for n in (0, 1023, 1024, 5 * 1024**3, 1024**5)] == ["0 B", "1023 B", "1.0 KiB", "5.0 GiB", "1024.0 TiB"]
+    assert [size(n) for n in (0, 1023, 1024, 5 * 1024**3, 1024**5)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "5.0 GiB",
+        "1024.0 TiB",
+    ]
     assert instant(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == "2026-01-02 03:04:05Z"
     assert instant(None) == ""

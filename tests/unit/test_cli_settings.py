@@ -49,6 +49,6 @@ def test_the_homes_key_never_goes_to_another_controller(home: Path, url: str) ->
 
 def test_a_damaged_controller_file_is_said_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "controller.json").write_text("{")
-    with pytest.raises(HomeUnusable, match="controller.json cannot be read") as caught:
+    with pytest.raises(HomeUnusable, match=r"controller\.json cannot be read") as caught:
         settle(Given(home=tmp_path, environment={}))
     assert "fleetward up" in caught.value.hint

@@ -14,7 +14,14 @@ from fleetward.domain.jobs import ArtifactRule, JobSpec
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("1000", 1000), ("512M", 512 * 1024**2), ("4G", 4 * 1024**3), ("1.5 GiB", 3 * 1024**3 // 2), ("2kb", 2048)],
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("512M", 512 * 1024**2),
+        ("4G", 4 * 1024**3),
+        ("1.5 GiB", 3 * 1024**3 // 2),
+        ("2kb", 2048),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
@@ -28,7 +35,12 @@ def test_what_is_no_size(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "duration"),
-    [("30", timedelta(seconds=30)), ("90s", timedelta(seconds=90)), ("10m", timedelta(minutes=10)), ("1d", timedelta(days=1))],
+    [
+        ("30", timedelta(seconds=30)),
+        ("90s", timedelta(seconds=90)),
+        ("10m", timedelta(minutes=10)),
+        ("1d", timedelta(days=1)),
+    ],
 )
 def test_durations(text: str, duration: timedelta) -> None:
     assert parse_duration(text) == duration

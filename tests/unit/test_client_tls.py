@@ -56,15 +56,11 @@ def make_identity(folder: Path) -> Identity:
     cert_file, key_file = folder / "cert.pem", folder / "key.pem"
     cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert_file, key_file)
-    public = key.public_key().public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    public = key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return Identity(certificate=cert_file, context=context, pin=pin_of(public))
 
 
@@ -103,14 +99,13 @@ def test_without_a_pin_an_unknown_signer_is_not_believed(identity: Identity) -> 
 
 
 def test_without_a_pin_a_known_signer_is_believed(identity: Identity) -> None:
-    with serve([READY], context=identity.context) as server:
-        with Client(server.url, ca=identity.certificate) as client:
-            assert client.readyz().status == "ready"
+    with serve([READY], context=identity.context) as server, Client(server.url, ca=identity.certificate) as client:
+        assert client.readyz().status == "ready"
 
 
 def test_without_a_pin_the_name_in_the_certificate_counts(identity: Identity) -> None:
     with serve([READY], context=identity.context) as server:
         url = server.url.replace("127.0.0.1", "localhost")
-        with Client(url, ca=identity.certificate, repeat_max=0) as client:
-            with pytest.raises(Unreachable, match="its certificate is not trusted"):
-                client.readyz()
+        refused = pytest.raises(Unreachable, match="its certificate is not trusted")
+        with Client(url, ca=identity.certificate, repeat_max=0) as client, refused:
+            client.readyz()

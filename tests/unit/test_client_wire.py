@@ -24,10 +24,10 @@ def problem(status: int, code: str = "job_not_found") -> Answer:
 
 def test_a_call_carries_token_and_escaped_parameters_below_the_urls_own_path() -> None:
     with serve([Answer(body=b"abc", content_type="application/octet-stream")]) as server:
-        with Client(server.url + "/fleet/", token="fwt_1_2_3") as client:
-            with client.read_artifact(JOB, path="out/a b&c.txt", offset=7) as download:
-                assert b"".join(download) == b"abc"
-                assert download.size_bytes == 3
+        client = Client(server.url + "/fleet/", token="fwt_1_2_3")
+        with client, client.read_artifact(JOB, path="out/a b&c.txt", offset=7) as download:
+            assert b"".join(download) == b"abc"
+            assert download.size_bytes == 3
     asked = server.asked[0]
     assert asked.method == "GET"
     assert asked.target == f"/fleet/api/v1/jobs/{JOB}/artifacts/content?path=out%2Fa+b%26c.txt&offset=7"
@@ -66,9 +66,8 @@ def test_bytes_travel_in_pieces() -> None:
 
 
 def test_a_problem_document_comes_back_as_a_refusal_with_its_code_and_hint() -> None:
-    with serve([problem(404)]) as server, Client(server.url) as client:
-        with pytest.raises(RemoteRefusal) as caught:
-            client.show_job(JOB)
+    with serve([problem(404)]) as server, Client(server.url) as client, pytest.raises(RemoteRefusal) as caught:
+        client.show_job(JOB)
     assert code_of(caught.value) == "job_not_found"
     assert (caught.value.message, caught.value.hint) == ("no job has that id", "look at `job ls`")
     assert len(server.asked) == 1, "a refusal is an answer; asking again changes nothing"
@@ -76,9 +75,9 @@ def test_a_problem_document_comes_back_as_a_refusal_with_its_code_and_hint() -> 
 
 @pytest.mark.parametrize("answer", [Answer(status=404, body=b"<html>", content_type="text/html"), Answer(body=b"<")])
 def test_what_is_no_controller_is_told_apart(answer: Answer) -> None:
-    with serve([answer]) as server, Client(server.url, repeat_max=0) as client:
-        with pytest.raises((RemoteRefusal, RemoteFault), match="is no controller of this version") as caught:
-            client.version()
+    refused = pytest.raises((RemoteRefusal, RemoteFault), match="is no controller of this version")
+    with serve([answer]) as server, Client(server.url, repeat_max=0) as client, refused as caught:
+        client.version()
     assert code_of(caught.value) == "unexpected_answer"
 
 
@@ -104,9 +103,9 @@ def test_a_write_with_a_key_is_repeated_with_the_same_key() -> None:
 
 
 def test_a_download_that_is_cut_off_is_not_taken_for_whole() -> None:
-    with serve([Answer(body=b"x" * 1000, cut_after=10)]) as server, Client(server.url, repeat_max=0) as client:
-        with pytest.raises(Unreachable), client.read_artifact(JOB, path="a") as download:
-            b"".join(download)
+    answer, cut_off = Answer(body=b"x" * 1000, cut_after=10), pytest.raises(Unreachable)
+    with serve([answer]) as server, Client(server.url, repeat_max=0) as client, cut_off:
+        b"".join(client.read_artifact(JOB, path="a"))
 
 
 def test_nobody_there_says_where_and_what_to_do() -> None:
@@ -122,7 +121,7 @@ def test_a_refused_connection_is_told_by_its_own_cause_also_inside_another_error
     with serve([READY]) as server:
         url = server.url
     try:
-        raise ValueError("unrelated")
+        int("unrelated")
     except ValueError:
         with pytest.raises(Unreachable, match="connection refused"):
             Client(url, repeat_max=0).healthz()

@@ -7,13 +7,12 @@ liar are processes like any others, and every line that is shown comes from an e
 import contextlib
 import hashlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -108,7 +107,7 @@ class _Play:
     settings: Settings
     home: Path
     console: "Console"
-    news: "SimpleQueue[News]" = field(default_factory=lambda: SimpleQueue[News]())
+    news: SimpleQueue[News] = field(default_factory=SimpleQueue[News])
     children: list[Child] = field(default_factory=list[Child])
     refused: list[str] = field(default_factory=list[str])
     told: int = 0
@@ -150,7 +149,7 @@ class _Play:
         }
 
     @contextlib.contextmanager
-    def _raise_fleet(self) -> Iterator[Client]:
+    def _raise_fleet(self) -> Generator[Client]:
         self._title("A throw-away fleet")
         fleet.make_home(self.home)
         flags = ("--listen", "127.0.0.1:0", "--no-local-node")

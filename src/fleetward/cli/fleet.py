@@ -75,7 +75,7 @@ def start_controller(wanted: Wanted) -> Child:
     )
 
 
-def wait_until_ready(controller: Child, home: Path, *, news: "SimpleQueue[News]") -> ControllerFile:
+def wait_until_ready(controller: Child, home: Path, *, news: SimpleQueue[News]) -> ControllerFile:
     """Wait until the controller answers that it can work; raise in its own words when it cannot start."""
     left = READY_LIMIT
     others: list[News] = []

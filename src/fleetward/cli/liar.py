@@ -88,7 +88,8 @@ def _file(path: str, declared: bytes, handed_in: bytes) -> m.InlineArtifact:
 
 def say(text: str) -> None:
     """Say aloud what the demo's audience should hear."""
-    print(text, flush=True)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def pair(client: Client, join: JoinString, *, name: str, key: Ed25519PrivateKey) -> NodeId:

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fleetward.cli.output import DONE
-from fleetward.cli.settings import home_folder, given_of
+from fleetward.cli.settings import given_of, home_folder
 from fleetward.cli.words import parse_pairs
 from fleetward.domain.errors import HomeUnusable
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import typer
 
@@ -130,8 +131,6 @@ def _say_url(settings: Settings, printed: str) -> None:
 
 def _connection(where: str) -> dict[str, str]:
     """A URL as the variables that every PostgreSQL program reads."""
-    from urllib.parse import parse_qsl, unquote, urlsplit
-
     parts = urlsplit(where)
     options = dict(parse_qsl(parts.query))
     found = {

@@ -89,7 +89,7 @@ class Child:
             )
         self.mark = mark_of(self.process.pid)
 
-    def tell_end(self, news: "SimpleQueue[News]") -> None:
+    def tell_end(self, news: SimpleQueue[News]) -> None:
         """Put `Exited` on the queue when the process has ended."""
         threading.Thread(target=lambda: news.put(Exited(self.name, self.process.wait())), daemon=True).start()
 
@@ -123,7 +123,8 @@ def lives(mark: Mark | None) -> bool:
 
 def _started(pid: int) -> str:
     if not Path("/proc/self/stat").exists():
-        shown = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        asked = ["/bin/ps", "-o", "lstart=", "-p", str(pid)]
+        shown = subprocess.run(asked, capture_output=True, text=True, check=False)
         return shown.stdout.strip()
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -167,7 +168,7 @@ def forget_running(home: Path) -> None:
     (home / STATE_FILE).unlink(missing_ok=True)
 
 
-def hear_signals(news: "SimpleQueue[News]") -> None:
+def hear_signals(news: SimpleQueue[News]) -> None:
     """Put a request to stop on the queue instead of dying of it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A shell that starts this in the background, or nohup, has it ignore some of them; that stays.

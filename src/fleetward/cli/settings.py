@@ -56,11 +56,11 @@ def _take_token(ctx: typer.Context, value: str | None) -> None:
         given_of(ctx).token = value
 
 
-def _take_json(ctx: typer.Context, value: bool) -> None:  # typer hands over a flag by position
+def _take_json(ctx: typer.Context, *, value: bool) -> None:
     given_of(ctx).is_json |= value
 
 
-def _take_quiet(ctx: typer.Context, value: bool) -> None:
+def _take_quiet(ctx: typer.Context, *, value: bool) -> None:
     given_of(ctx).is_quiet |= value
 
 

@@ -133,6 +133,12 @@ def _box(name: str, lines: int, density: float, box: Box) -> str:
     return drawn
 
 
+def say(text: str) -> None:
+    """Tell the log how far the work is."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def main(json_path: str, svg_path: str) -> None:
     """Index the library of the Python that runs this."""
     root = Path(sysconfig.get_path("stdlib"))
@@ -142,7 +148,7 @@ def main(json_path: str, svg_path: str) -> None:
         if module is not None:
             modules.append(module)
             if len(modules) % 100 == 0:
-                print(f"{len(modules)} modules, {sum(found.lines for found in modules):,} lines", flush=True)
+                say(f"{len(modules)} modules, {sum(found.lines for found in modules):,} lines")
     totals = {
         key: sum(getattr(module, key) for module in modules)
         for key in ("lines", "classes", "functions", "branches", "documented")
@@ -150,7 +156,7 @@ def main(json_path: str, svg_path: str) -> None:
     index = {"python": sys.version.split()[0], "totals": totals, "modules": [asdict(module) for module in modules]}
     Path(json_path).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     Path(svg_path).write_text(picture(modules), encoding="utf-8")
-    print(f"done: {len(modules)} modules, {totals['functions']:,} functions, {totals['classes']:,} classes", flush=True)
+    say(f"done: {len(modules)} modules, {totals['functions']:,} functions, {totals['classes']:,} classes")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from fleetward.cli import fleet, processes
 from fleetward.cli.output import DONE, INTERRUPTED
 from fleetward.cli.output import UNREACHABLE as FAULT
 from fleetward.cli.processes import Asked, Child, Due, Exited, News, Running
-from fleetward.cli.settings import ControllerFile, Settings, read_controller_file, settings_of
+from fleetward.cli.settings import ControllerFile, Given, Settings, home_folder, read_controller_file, settings_of
 from fleetward.client import Client
 from fleetward.domain.errors import HomeLocked, Refusal, Unreachable
 from fleetward.wire.problem import RemoteFault, RemoteRefusal
@@ -236,8 +236,6 @@ class _Keeper:
 
 
 def _say_next(settings: Settings) -> None:
-    from fleetward.cli.settings import Given, home_folder
-
     prefix = "" if home_folder(Given()) == settings.home else f"FLEETWARD_HOME={settings.home} "
     settings.output.note(f"Try it:           {prefix}fleetward run -- uname -a")
     settings.output.note(f"Another machine:  {prefix}fleetward node pair")
