@@ -1,5 +1,6 @@
 """Attempts with real processes: what a supervisor promises, tried on the machine at hand."""
 
+import json
 import os
 import select
 import signal
@@ -7,16 +8,23 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TypedDict, Unpack
 from uuid import UUID
 
 import pytest
 
 from fleetward.agent import process_tree, sandbox, supervised
+from fleetward.agent.collect import collect, write_receipt
 from fleetward.agent.supervised import Changes, Observation, Order, Supervised, boottime
+from fleetward.domain.artifacts import RECEIPT_PATH
 from fleetward.domain.errors import SandboxUnavailable
+from fleetward.domain.jobs import ArtifactRule
+from fleetward.verify.digest import Digest
+from fleetward.verify.policy import parse_rules
+from tests.needs import needs
 
 PATIENCE = 30.0
 
@@ -26,6 +34,17 @@ def features() -> sandbox.Features:
     return sandbox.probe()
 
 
+class Wanted(TypedDict, total=False):
+    """What a test may ask for beyond the usual."""
+
+    env: dict[str, str]
+    working_dir: str
+    deadline: float | None
+    margin_seconds: float
+    run_seconds: float | None
+    log_bytes_max: int
+
+
 @dataclass
 class Node:
     """One attempts folder with its changes, as an agent has."""
@@ -33,18 +52,30 @@ class Node:
     attempts: Path
     features: sandbox.Features
     changes: Changes
-    started: list[Supervised] = field(default_factory=list)
+    started: list[Supervised] = field(default_factory=list[Supervised])
 
     def start(
-        self, *command: str, asked: str = "none", hidden: tuple[Path, ...] = (), network: str = "on", **order: object
+        self,
+        *command: str,
+        asked: sandbox.Asked = "none",
+        network: sandbox.Network = "on",
+        hidden: tuple[Path, ...] = (),
+        **asked_for: Unpack[Wanted],
     ) -> Supervised:
         assignment_id = UUID(int=len(self.started) + 1)
         folder = supervised.prepare(self.attempts, assignment_id)
         plan = sandbox.plan(asked, network=network, features=self.features, folder=folder, hidden=hidden)
-        wanted = {"deadline": None, "run_seconds": None, "env": {}, "grace_seconds": 1.0, **order}
-        self.started.append(
-            supervised.launch(folder, Order(assignment_id=assignment_id, fence=7, command=command, plan=plan, **wanted))
+        order = Order(
+            assignment_id=assignment_id,
+            fence=7,
+            command=command,
+            env={},
+            plan=plan,
+            deadline=None,
+            run_seconds=None,
+            grace_seconds=1.0,
         )
+        self.started.append(supervised.launch(folder, replace(order, **asked_for)))
         return self.started[-1]
 
     def until(self, attempt: Supervised, is_reached: Callable[[Observation], bool]) -> Observation:
@@ -88,12 +119,22 @@ def marks_of(attempt: Supervised) -> list[int]:
     return [pid for pid, _ in process_tree.marked(mark)]
 
 
+def until_left(pid: int) -> None:
+    """Wait until the kernel says that a process has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([fd], [], [], PATIENCE)[0], f"process {pid} did not end"
+    os.close(fd)
+
+
 @pytest.fixture(params=["none", "auto"])
-def asked(request: pytest.FixtureRequest) -> str:
+def asked(request: pytest.FixtureRequest) -> sandbox.Asked:
     return request.param
 
 
-def test_a_command_runs_to_its_end_and_leaves_its_exit_code_log_and_files(node: Node, asked: str) -> None:
+def test_a_command_runs_to_its_end_and_leaves_its_exit_code_log_and_files(node: Node, asked: sandbox.Asked) -> None:
     attempt = node.start("sh", "-c", "echo out; echo err >&2; echo hi > out.txt; exit 3", asked=asked)
     seen = node.until_gone(attempt)
     assert ("exited", 3, "exit code 3") == (seen.ended_by, seen.exit_code, seen.message)
@@ -104,30 +145,34 @@ def test_a_command_runs_to_its_end_and_leaves_its_exit_code_log_and_files(node: 
     assert seen.started_at <= seen.finished_at
 
 
-def test_a_command_ended_by_a_signal_says_so(node: Node, asked: str) -> None:
+def test_a_command_ended_by_a_signal_says_so(node: Node, asked: sandbox.Asked) -> None:
     seen = node.until_gone(node.start("sh", "-c", "kill -USR1 $$", asked=asked))
     assert ("exited", 128 + signal.SIGUSR1) == (seen.ended_by, seen.exit_code)
 
 
-def test_a_command_that_does_not_exist_fails_to_start_with_its_name_and_the_reason(node: Node, asked: str) -> None:
+def test_a_command_that_does_not_exist_fails_to_start_with_its_name_and_the_reason(
+    node: Node, asked: sandbox.Asked
+) -> None:
     seen = node.until_gone(node.start("no-such-command", "x", asked=asked))
     assert ("start_failed", None) == (seen.ended_by, seen.exit_code)
     assert "the command 'no-such-command' could not be started: No such file or directory" == seen.message
 
 
-def test_a_working_folder_that_is_missing_fails_to_start(node: Node, asked: str) -> None:
+def test_a_working_folder_that_is_missing_fails_to_start(node: Node, asked: sandbox.Asked) -> None:
     seen = node.until_gone(node.start("true", asked=asked, working_dir="not/there"))
     assert "start_failed" == seen.ended_by
     assert "No such file or directory" in seen.message
 
 
-def test_an_exit_code_that_looks_like_a_missing_command_is_still_the_commands_own(node: Node, asked: str) -> None:
+def test_an_exit_code_that_looks_like_a_missing_command_is_still_the_commands_own(
+    node: Node, asked: sandbox.Asked
+) -> None:
     seen = node.until_gone(node.start("sh", "-c", "exit 127", asked=asked))
     assert ("exited", 127) == (seen.ended_by, seen.exit_code)
 
 
 def test_the_environment_is_the_orders_and_nothing_of_the_agents(
-    node: Node, asked: str, monkeypatch: pytest.MonkeyPatch
+    node: Node, asked: sandbox.Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENT_SECRET", "s3cret")
     attempt = node.start("env", asked=asked, env={"MINE": "a b", "HOME": "/elsewhere"})
@@ -145,7 +190,9 @@ def test_output_that_is_no_text_arrives_byte_for_byte(node: Node) -> None:
     assert b"\xff\xfe\x00\r\n\xc3" == log_of(attempt)
 
 
-def test_a_stop_gives_grace_and_ends_what_ignores_it_double_forked_children_too(node: Node, asked: str) -> None:
+def test_a_stop_gives_grace_and_ends_what_ignores_it_double_forked_children_too(
+    node: Node, asked: sandbox.Asked
+) -> None:
     stubborn = "trap '' TERM; setsid sh -c 'trap \"\" TERM; (trap \"\" TERM; sleep 1000) & echo ready; wait' & wait"
     attempt = node.start("sh", "-c", stubborn, asked=asked)
     node.until_log_has(attempt, b"ready")
@@ -158,7 +205,7 @@ def test_a_stop_gives_grace_and_ends_what_ignores_it_double_forked_children_too(
     assert [] == marks_of(attempt)
 
 
-def test_a_command_may_use_its_grace_to_end_well(node: Node, asked: str) -> None:
+def test_a_command_may_use_its_grace_to_end_well(node: Node, asked: sandbox.Asked) -> None:
     attempt = node.start("sh", "-c", "trap 'echo last words; exit 5' TERM; echo ready; sleep 1000 & wait", asked=asked)
     node.until_log_has(attempt, b"ready")
     attempt.stop(20)
@@ -186,7 +233,7 @@ def test_what_outlives_the_main_command_is_ended_and_counted_but_the_exit_code_s
     assert [] == marks_of(attempt)
 
 
-def test_the_tree_is_gone_before_a_lease_that_is_not_renewed(node: Node, asked: str) -> None:
+def test_the_tree_is_gone_before_a_lease_that_is_not_renewed(node: Node, asked: sandbox.Asked) -> None:
     deadline = boottime() + 2.0
     attempt = node.start(
         "sh", "-c", "trap '' TERM; while :; do sleep 1000; done", asked=asked, deadline=deadline, margin_seconds=1.5
@@ -215,7 +262,11 @@ def test_a_command_that_takes_longer_than_its_time_is_ended(node: Node) -> None:
 
 def test_a_log_beyond_its_limit_is_cut_with_a_marker_and_its_last_lines_arrive(node: Node) -> None:
     limit = 4 * 1024 * 1024
-    script = "import sys\nfor n in range(2_000_000): sys.stdout.write(f'line {n:07} of a long log {n:065}\\n')\nprint('the end')"
+    script = (
+        "import sys\n"
+        "for n in range(2_000_000): sys.stdout.write(f'line {n:07} of a long log {n:065}\\n')\n"
+        "print('the end')"
+    )
     attempt = node.start("/usr/bin/python3", "-c", script, log_bytes_max=limit)
     seen = node.until_gone(attempt)
     log = log_of(attempt)
@@ -232,7 +283,9 @@ def test_a_log_beyond_its_limit_is_cut_with_a_marker_and_its_last_lines_arrive(n
     assert total == cut + len(before) - notices + len(after)
 
 
-def test_a_supervisor_outlives_a_killed_launcher_and_its_group_and_is_found_again(node: Node, asked: str) -> None:
+def test_a_supervisor_outlives_a_killed_launcher_and_its_group_and_is_found_again(
+    node: Node, asked: sandbox.Asked
+) -> None:
     folder = supervised.prepare(node.attempts, UUID(int=77))
     launcher = f"""
 import os, signal
@@ -278,14 +331,12 @@ def test_an_attempt_is_started_once_however_often_it_is_launched(node: Node) -> 
     assert "started\n" == (attempt.folder.work / "times").read_text()
 
 
-def test_what_a_killed_supervisor_leaves_behind_is_swept_and_reported_lost(node: Node, asked: str) -> None:
+def test_what_a_killed_supervisor_leaves_behind_is_swept_and_reported_lost(node: Node, asked: sandbox.Asked) -> None:
     attempt = node.start("sh", "-c", "(setsid sleep 1000 &); echo ready; sleep 1000", asked=asked)
     node.until_log_has(attempt, b"ready")
     supervisor_pid = attempt._read_status().supervisor_pid
-    fd = os.pidfd_open(supervisor_pid)
     os.kill(supervisor_pid, signal.SIGKILL)
-    assert select.select([fd], [], [], PATIENCE)[0]
-    os.close(fd)
+    until_left(supervisor_pid)
     assert "orphaned" == attempt.observe().phase
     assert not attempt.stop(1)
     attempt.sweep()
@@ -297,6 +348,7 @@ def test_what_a_killed_supervisor_leaves_behind_is_swept_and_reported_lost(node:
 def test_after_a_reboot_an_attempt_that_ran_is_lost_and_released(node: Node) -> None:
     attempt = node.start("true")
     node.until_gone(attempt)
+    until_left(attempt._read_status().supervisor_pid)
     status = attempt.folder.path / "status.json"
     text = status.read_text().replace('"gone"', '"running"').replace('"exited"', "null")
     status.write_text(text.replace(attempt._read_status().boot_id, "another boot"))
@@ -344,13 +396,34 @@ def test_a_home_with_a_very_long_path_works_like_any_other(node: Node) -> None:
         assert "stopped" == there.until_gone(attempt).ended_by
 
 
+def test_the_receipt_says_what_ran_how_it_ended_and_what_was_in_force(node: Node, asked: sandbox.Asked) -> None:
+    script = "echo hi; echo result > out.txt; ln -s /etc/passwd link.txt; exit 0"
+    attempt = node.start("sh", "-c", script, asked=asked, env={"TOKEN": "s3cret"})
+    seen = node.until_gone(attempt)
+    collected = collect(attempt.folder.work, parse_rules([ArtifactRule(path="*.txt")]))
+    made = write_receipt(attempt, seen, collected, node={"name": "node-a"})
+    content = attempt.folder.receipt.read_bytes()
+    assert (RECEIPT_PATH, len(content), Digest.of(content)) == (made.path, made.size_bytes, made.digest)
+    receipt = json.loads(content)
+    assert ["sh", "-c", script] == receipt["command"]
+    assert (7, 0, "exited") == (receipt["fence"], receipt["exit_code"], receipt["ended_by"])
+    assert {"sha256": Digest.of(b"hi\n").hex, "size_bytes": 3, "written_bytes": 3} == receipt["log"]
+    assert {"out.txt": Digest.of(b"result\n").hex} == receipt["artifacts"]
+    assert [{"path": "link.txt", "why": "is a link; only plain files are handed in"}] == receipt["skipped"]
+    assert "TOKEN" in receipt["environment"]
+    assert b"s3cret" not in content
+    assert receipt["in_force"]["sandbox"] == attempt.order.in_force["sandbox"]
+    assert str(seen.user if seen.user is not None else "the agent's") == receipt["in_force"]["user"]
+    assert receipt["started_at"] <= receipt["finished_at"]
+
+
 # The sandbox
 
 
 @pytest.fixture
 def boxed(node: Node) -> Node:
     if node.features.bwrap is None:
-        pytest.fail(f"this machine has no sandbox: {node.features.why_not}")
+        needs("bwrap", node.features.why_not)
     return node
 
 
@@ -361,8 +434,8 @@ def test_the_sandbox_hides_the_agents_home_other_attempts_and_the_socket(boxed: 
     (socket_folder / "s.PGSQL.5432").touch()
     other = boxed.start("sh", "-c", "echo mine > private; echo ready; sleep 1000", asked="require")
     boxed.until_log_has(other, b"ready")
-    script = f"cat {home}/node_key; ls -A {socket_folder} {other.folder.work}; ls {boxed.attempts}; ps ax; kill -9 -1; echo end"
-    script = script.replace("ps ax;", "ls -d /proc/[0-9]* | wc -l;").replace("kill -9 -1;", "")
+    looks = (f"cat {home}/node_key", f"ls -A {socket_folder} {other.folder.work}", f"ls {boxed.attempts}", "echo end")
+    script = "; ".join(looks)
     attempt = boxed.start("sh", "-c", script, asked="require", hidden=(home, socket_folder))
     boxed.until_gone(attempt)
     (socket_folder / "s.PGSQL.5432").unlink()
@@ -376,9 +449,7 @@ def test_the_sandbox_hides_the_agents_home_other_attempts_and_the_socket(boxed: 
 
 
 def test_in_the_sandbox_nothing_but_the_working_folder_and_tmp_can_be_written(boxed: Node) -> None:
-    script = (
-        "for d in / /etc /usr ..; do touch $d/x 2>/dev/null && echo wrote $d; done; touch /tmp/x $HOME/x && echo fine"
-    )
+    script = "for d in / /etc /usr ..; do touch $d/x 2>&- && echo in $d; done; touch /tmp/x $HOME/x && echo fine"
     attempt = boxed.start("sh", "-c", script, asked="require", hidden=(boxed.attempts.parent,))
     boxed.until_gone(attempt)
     assert "fine\n" == log_of(attempt).decode()
@@ -405,19 +476,21 @@ def test_a_command_without_network_sees_the_loopback_only(boxed: Node) -> None:
 def test_a_required_sandbox_that_is_not_to_be_had_is_refused_with_the_reason(node: Node) -> None:
     lacking = sandbox.Features(None, None, is_root=False, can_cut_network=False, why_not="bwrap is not installed")
     folder = supervised.AttemptFolder(node.attempts / "x")
-    for asked, network in (("require", "on"), ("auto", "none")):
-        with pytest.raises(SandboxUnavailable, match="bwrap is not installed"):
-            sandbox.plan(asked, network=network, features=lacking, folder=folder, hidden=[])
+    with pytest.raises(SandboxUnavailable, match="requires a sandbox and this node has none: bwrap is not installed"):
+        sandbox.plan("require", network="on", features=lacking, folder=folder, hidden=[])
+    with pytest.raises(SandboxUnavailable, match=r"network: none.*bwrap is not installed"):
+        sandbox.plan("auto", network="none", features=lacking, folder=folder, hidden=[])
     plan = sandbox.plan("auto", network="on", features=lacking, folder=folder, hidden=[])
     assert ("none: bwrap is not installed", ()) == (plan.in_force["sandbox"], plan.prefix)
 
 
 def test_two_attempts_under_root_never_share_a_user(node: Node) -> None:
-    if os.geteuid() == 0:
-        attempts = [node.start("sh", "-c", "id -u; sleep 1000") for _ in range(3)]
-        for attempt in attempts:
-            node.until_log_has(attempt, b"\n")
-        users = {int(log_of(attempt)) for attempt in attempts}
-        assert users == {attempt.observe().user for attempt in attempts}
-        assert 3 == len(users)
-        assert users <= set(range(64_000, 65_000))
+    if os.geteuid() != 0:
+        needs("root", "only root can run an attempt as a user of its own")
+    attempts = [node.start("sh", "-c", "id -u; sleep 1000") for _ in range(3)]
+    for attempt in attempts:
+        node.until_log_has(attempt, b"\n")
+    users = {int(log_of(attempt)) for attempt in attempts}
+    assert users == {attempt.observe().user for attempt in attempts}
+    assert 3 == len(users)
+    assert users <= set(range(64_000, 65_000))

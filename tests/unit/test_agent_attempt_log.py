@@ -37,7 +37,7 @@ def test_the_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
 
 
 def test_a_tail_without_a_line_end_begins_with_a_whole_character(tmp_path: Path) -> None:
-    content = written(tmp_path / "log", ["x".encode() + "é".encode() * 10_000])
+    content = written(tmp_path / "log", [b"x" + "é".encode() * 10_000])
     _, _, tail = content.partition(b"were cut here]\n")
     assert {"é"} == set(tail.decode())
 

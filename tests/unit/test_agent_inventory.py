@@ -58,7 +58,11 @@ def test_a_quota_makes_cores_fewer_and_never_more(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+
+    def four(_: int) -> set[int]:
+        return {0, 1, 2, 3}
+
+    monkeypatch.setattr("os.sched_getaffinity", four)
     assert milli == machine.cpus_milli()
 
 

@@ -53,6 +53,8 @@ class CappedLog:
             tail = _from_line_start(tail[max(0, surplus) :])
             cut = self._dropped_bytes + self._tail_bytes - len(tail)
             self._append(f"\n[fleetward: {cut} of {self.written_bytes} bytes were cut here]\n".encode())
+        elif not self._dropped_bytes:
+            self.trouble = ""  # what the disk refused before is all here, and may find room now
         self._append(tail)
         self._tail.clear()
         try:

@@ -7,11 +7,10 @@ Refuses to know what any of it is used for.
 import os
 import platform
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Final
-
-import psutil
 
 from fleetward.agent import attempt
 from fleetward.domain.nodes import MAC, Inventory, Load
@@ -32,7 +31,7 @@ def inventory(home: Path, *, sandbox: dict[str, object]) -> Inventory:
     return Inventory(
         cpus_milli=cpus_milli(),
         memory_bytes=memory_bytes(),
-        disk_bytes=psutil.disk_usage(str(home)).total,
+        disk_bytes=shutil.disk_usage(home).total,
         os=f"{platform.system()} {platform.release()}",
         arch=platform.machine(),
         agent_version=VERSION,
@@ -59,7 +58,7 @@ def _cpu_quota() -> int | None:
 
 def memory_bytes() -> int:
     """Bytes of memory, or less where this container may have less."""
-    total = psutil.virtual_memory().total
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [_read(_CGROUP / "memory.max"), _read(_CGROUP / "memory/memory.limit_in_bytes")]
     return min([total, *(int(text) for text in limits if text.isdecimal() and 0 < int(text) < _UNLIMITED)])
 
@@ -75,28 +74,34 @@ class LoadMeter:
     """Measures how busy the machine was between two readings."""
 
     def __init__(self) -> None:
-        self._before = _cpu_seconds()
+        self._before = _cpu_ticks()
 
     def read(self, home: Path) -> Load:
         """Say how busy the machine is; the share of its cores is since the last reading."""
-        now, before = _cpu_seconds(), self._before
+        now, before = _cpu_ticks(), self._before
         self._before = now
         passed = now[1] - before[1]
         busy = 100.0 * (now[0] - before[0]) / passed if passed > 0 else 0.0
         return Load(
             cpu_percent=round(min(100.0, max(0.0, busy)), 1),
-            memory_free_bytes=psutil.virtual_memory().available,
-            disk_free_bytes=psutil.disk_usage(str(home)).free,
+            memory_free_bytes=_memory_free_bytes(),
+            disk_free_bytes=shutil.disk_usage(home).free,
         )
 
 
-def _cpu_seconds() -> tuple[float, float]:
-    """Seconds of all cores since boot: the busy ones, and all."""
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    total = times.user + times.system + idle + getattr(times, "nice", 0.0) + getattr(times, "irq", 0.0)
-    total += getattr(times, "softirq", 0.0) + getattr(times, "steal", 0.0)
-    return total - idle, total
+def _memory_free_bytes() -> int:
+    """What can be had without swapping; where the system does not say, nothing is promised."""
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Ticks of all cores since boot: the busy ones, and all."""
+    fields = [int(word) for word in _read(Path("/proc/stat")).partition("\n")[0].split()[1:9]]
+    # Of user, nice, system, idle, iowait, irq, softirq, steal the fourth and fifth are idle.
+    return sum(fields) - sum(fields[3:5]), sum(fields)
 
 
 # The hardware address

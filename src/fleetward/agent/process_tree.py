@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -40,8 +41,7 @@ def forbid_new_privileges() -> bool:
 
 def _stat_fields(pid: int) -> list[str] | None:
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            text = file.read()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
     # The name stands in parentheses and may itself contain spaces and parentheses.
@@ -56,7 +56,7 @@ def start_ticks(pid: int) -> int | None:
 
 def _all_pids() -> list[int]:
     try:
-        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     except OSError:
         return []
 
@@ -80,10 +80,10 @@ def descendants(root: int) -> list[tuple[int, int]]:
 def _status_words(pid: int, name: str) -> list[str]:
     """Read one line of a process's status; nothing when the process is gone."""
     try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            return next((line.split()[1:] for line in file if line.startswith(name + ":")), [])
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return []
+    return [word for line in lines if line.startswith(name + ":") for word in line.split()[1:]]
 
 
 def is_namespace_init(pid: int) -> bool:
@@ -142,8 +142,8 @@ def marked(mark: str) -> list[tuple[int, int]]:
         fields = _stat_fields(pid)
         if pid == os.getpid() or fields is None or fields[0] in "ZX":
             continue
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            if wanted in file.read().split(b"\0"):
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found[pid] = int(fields[19])
     for pid in list(found):
         found.update(descendants(pid))

@@ -17,6 +17,9 @@ from typing import Final, Literal, Protocol
 from fleetward.agent.attempt import USER_LAST, USER_PLACEHOLDER
 from fleetward.domain.errors import SandboxUnavailable
 
+Asked = Literal["auto", "require", "none"]
+Network = Literal["on", "none"]
+
 PROBE_SECONDS: Final = 10
 PATH_DEFAULT: Final = "/usr/local/bin:/usr/bin:/bin"
 STATUS_FD: Final = "3"  # where bubblewrap says whether it could start the command; the supervisor listens there
@@ -132,9 +135,9 @@ def _try(bwrap: str, setpriv: str | None, *, is_root: bool, extra: Sequence[str]
 
 
 def plan(
-    asked: Literal["auto", "require", "none"],
+    asked: Asked,
     *,
-    network: Literal["on", "none"],
+    network: Network,
     features: Features,
     folder: HasWork,
     hidden: Sequence[Path],

@@ -11,7 +11,7 @@ import resource
 import select
 import signal
 import sys
-import traceback
+from pathlib import Path
 from typing import Final, NoReturn
 
 from fleetward.agent import attempt, process_tree
@@ -91,7 +91,7 @@ class Supervisor:
                 attempt.write_atomically(attempt.STATUS, text, folder_fd=self._folder_fd)
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.unlink(attempt.RESERVE)
+                    Path(attempt.RESERVE).unlink()
                 attempt.write_atomically(attempt.STATUS, text, folder_fd=self._folder_fd)
         except OSError:
             self._status_is_saved = False
@@ -140,7 +140,7 @@ class Supervisor:
     def _claim_user(self) -> int:
         """Find a user that nothing runs as. The lock lives as long as this process does."""
         try:
-            os.makedirs(UID_LOCKS, mode=0o700, exist_ok=True)
+            Path(UID_LOCKS).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise StartFailedError(f"no user of its own for the attempt: {UID_LOCKS}: {error.strerror}") from error
         count = attempt.USER_LAST - attempt.USER_FIRST + 1
@@ -388,8 +388,8 @@ def _enter(order: attempt.OrderDocument, *, user: int | None, supervisor_pid: in
     os.setsid()
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write(OOM_SCORE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE, encoding="ascii")
     if user is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (NPROC_MAX, NPROC_MAX))
     # The sandbox itself enters the folder, changes the user and forbids new privileges: it may need some.
@@ -444,8 +444,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def _last_line(path: str) -> str:
-    with open(path, "rb") as file:
-        lines = file.read()[-4096:].decode(errors="replace").strip().splitlines()
+    lines = Path(path).read_bytes()[-4096:].decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
 
 
@@ -480,15 +479,15 @@ def sweep(status: attempt.StatusDocument, order: attempt.OrderDocument) -> None:
 
 def resume() -> attempt.StatusDocument | None:
     """Read what an earlier supervisor of this attempt left, if there was one."""
-    with contextlib.suppress(FileNotFoundError), open(attempt.STATUS, encoding="utf-8") as file:
-        return attempt.load_status(file.read())
-    return None
+    try:
+        return attempt.load_status(Path(attempt.STATUS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
 
 
 def supervise() -> None:
     """Carry out the order in this folder; never a second time."""
-    with open(attempt.ORDER, encoding="utf-8") as file:
-        order = attempt.load_order(file.read())
+    order = attempt.load_order(Path(attempt.ORDER).read_text(encoding="utf-8"))
     boot_id = attempt.boot_id()
     earlier = resume()
     if earlier is not None and earlier.phase == "gone":
@@ -504,8 +503,8 @@ def supervise() -> None:
     try:
         supervisor.run()
     except Exception as error:
-        traceback.print_exc()
         supervisor.give_up(f"the supervisor failed: {error}")
+        raise
 
 
 def main(folder: str) -> int:
@@ -540,11 +539,9 @@ def main(folder: str) -> int:
 
 def keep_reserve() -> None:
     """Take a little room now, to be given up when the last status finds the disk full."""
-    with contextlib.suppress(OSError), open(attempt.RESERVE, "xb") as file:
+    with contextlib.suppress(OSError), Path(attempt.RESERVE).open("xb") as file:
         file.write(b"\0" * attempt.RESERVE_BYTES)
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
-    sys.stderr.flush()
-    os._exit(code)
+    sys.exit(main(sys.argv[1]))

@@ -8,7 +8,7 @@ which something already lies cannot lead outside.
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
@@ -69,7 +69,7 @@ def _enter(folders: list[str], work_fd: int) -> int:
 
 
 @contextlib.contextmanager
-def _as_ours(path: str) -> Iterator[None]:
+def _as_ours(path: str) -> Generator[None]:
     try:
         yield
     except FileExistsError as error:
