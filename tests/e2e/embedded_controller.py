@@ -17,7 +17,9 @@ def main(home: str) -> int:
     except (Refusal, Fault) as error:
         print(json.dumps({"code": error.code, "message": error.message, "hint": error.hint}), flush=True)
         return 3
-    print(json.dumps({"url": url, "server": server.pid, "controller": os.getpid(), "home": str(server.home)}), flush=True)
+    print(
+        json.dumps({"url": url, "server": server.pid, "controller": os.getpid(), "home": str(server.home)}), flush=True
+    )
     sys.stdin.buffer.read()
     server.stop()
     return 0

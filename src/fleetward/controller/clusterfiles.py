@@ -25,6 +25,7 @@ from typing import Final, TextIO
 from fleetward.domain.errors import HomeLocked, HomeUnusable, StorageFailed, StorageFull, quoted
 
 SHARED: Final = Path("/var/lib/fleetward")  # root's default home, and the place for what its server must reach
+SHORT: Final = Path(os.sep, "tmp")  # TMPDIR may be long, and another one in the next session
 DATA: Final = "pg"
 LOCK: Final = "controller.lock"
 RECORD: Final = "cluster"  # in a home whose data lies elsewhere: the folder where
@@ -155,7 +156,7 @@ def _locked(folder: Path) -> TextIO:
     path = folder / LOCK
     with minding(path), contextlib.ExitStack() as undo:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        file = undo.enter_context(open(descriptor, "r+"))
+        file = undo.enter_context(os.fdopen(descriptor, "r+"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -205,7 +206,7 @@ def open_home(home: Path) -> Path:
         if any(ord(letter) < 32 for letter in str(home)):
             raise HomeUnusable(f"the home {quoted(str(home))} has a control character in its name; give another --home")
         home.mkdir(mode=mode, parents=True, exist_ok=True)
-        names = {name for name in os.listdir(home) if not name.startswith(".")}
+        names = {path.name for path in home.iterdir() if not path.name.startswith(".")}
         is_ours = names <= HOME_NAMES and home.stat().st_uid == os.geteuid()
         now = stat.S_IMODE(home.stat().st_mode)
         wanted = mode if os.geteuid() == 0 else now & ~0o022
@@ -353,7 +354,7 @@ def _make_shared(folder: Path, *, mode: int) -> None:
 def socket_folder(folder: Path, account: Account) -> Path:
     """A private folder whose path a socket may have; made if need be, the same one at every start."""
     name = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
-    far = SHARED / "sockets" / name if account.is_other else Path(f"/tmp/fleetward-{account.uid}", name)
+    far = SHARED / "sockets" / name if account.is_other else SHORT / f"fleetward-{account.uid}" / name
     chosen = next((path for path in (folder / "socket", far) if _suits(path)), None)
     if chosen is None:
         raise HomeUnusable(
@@ -393,7 +394,7 @@ def write_durably(path: Path, text: str, *, mode: int, account: Account | None =
     """Replace a file whole: a crash leaves the old text or the new; a link in its place is not followed."""
     staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with open(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "w") as file:
+        with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "w") as file:
             file.write(text)
             file.flush()
             if account is not None and account.is_other:

@@ -3,11 +3,12 @@
 The server is a child in a session of its own, on a socket in a private folder and nowhere else. It outlives a killed
 controller, and the next one adopts it. Refuses to know roles, schema and what the database is for.
 
-Three rules keep the data safe. A cluster appears under its name only when it is whole and on disk, so a first start that
-was cut leaves nothing to mistake for one. `postmaster.pid` is never deleted: PostgreSQL itself judges whether an old
-server or backend is still there, by shared memory, and we wait. What we do judge is a recycled pid: after a reboot that
-number may be any process of the same user, and PostgreSQL would refuse for ever; it skips the pid that its environment
-names as its grandparent's, and then still looks at the shared memory.
+Three rules keep the data safe. A cluster appears under its name only when it is whole and on disk, so
+a first start that was cut leaves nothing to mistake for one. `postmaster.pid` is never deleted:
+PostgreSQL itself judges whether an old server or backend is still there, by shared memory, and we wait.
+What we do judge is a recycled pid: after a reboot that number may be any process of the same user, and
+PostgreSQL would refuse for ever; it skips the pid that its environment names as its grandparent's, and
+then still looks at the shared memory.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, NewType
+from typing import Final, NewType, Self
 from urllib.parse import quote
 
 from fleetward.controller.clusterfiles import (
@@ -109,7 +110,7 @@ class EmbeddedPostgres:
         self._is_held = False
         self._server: _Server | None = None
 
-    def __enter__(self) -> "EmbeddedPostgres":
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -184,9 +185,8 @@ class EmbeddedPostgres:
 
 def url_of(socket_folder: Path, *, role: str, database: str) -> AdminUrl:
     """The URL of a database behind a socket."""
-    return AdminUrl(
-        f"postgresql://{quote(role, safe='')}@/{quote(database, safe='')}?host={quote(str(socket_folder), safe='')}&port=5432"
-    )
+    user, name, host = (quote(part, safe="") for part in (role, database, str(socket_folder)))
+    return AdminUrl(f"postgresql://{user}@/{name}?host={host}&port=5432")
 
 
 def running_url(home: Path) -> AdminUrl | None:

@@ -5,7 +5,6 @@ whole or not at all, and is never written again but for the certificate, which i
 the names it must carry change.
 """
 
-import datetime
 import hashlib
 import ipaddress
 import os
@@ -15,6 +14,7 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -35,12 +35,12 @@ IDENTITY_KEY: Final = "identity_key"
 TRAIL_KEY: Final = "trail_key"
 API_KEY_HMAC: Final = "api_key_hmac"
 SESSION_HMAC: Final = "session_hmac"
-SECRET_ENCRYPTION: Final = "secret_encryption"
-RAW: Final = (IDENTITY_KEY, TRAIL_KEY, API_KEY_HMAC, SESSION_HMAC, SECRET_ENCRYPTION)
+ENCRYPTION_KEY: Final = "encryption_key"
+RAW: Final = (IDENTITY_KEY, TRAIL_KEY, API_KEY_HMAC, SESSION_HMAC, ENCRYPTION_KEY)
 # The pin is what clients check, so the certificate's own dates only must never be in the way: a machine whose clock
 # is wrong still serves. RFC 5280 gives the last one as the date of a certificate without an end.
-VALID_FROM: Final = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-VALID_TO: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+VALID_FROM: Final = datetime(2020, 1, 1, tzinfo=UTC)
+VALID_TO: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Keyring:
     trail: Ed25519PrivateKey
     api_key_hmac: bytes
     session_hmac: bytes
-    secret_encryption: bytes
+    encryption_key: bytes
     tls_key: ec.EllipticCurvePrivateKey
 
     @classmethod
@@ -102,7 +102,7 @@ class Keyring:
             _spki(self.trail),
             _spki(self.tls_key),
             # A digest of a digest: a secret of full strength cannot be guessed back from it.
-            *(hashlib.sha256(key).digest() for key in (self.api_key_hmac, self.session_hmac, self.secret_encryption)),
+            *(hashlib.sha256(key).digest() for key in (self.api_key_hmac, self.session_hmac, self.encryption_key)),
         ):
             digest.update(hashlib.sha256(part).digest())
         return encode(digest.digest())
@@ -125,7 +125,7 @@ def _make(folder: Path) -> None:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         for name, content in {**{name: secrets.token_bytes(SECRET_BYTES) for name in RAW}, TLS_KEY: tls}.items():
-            with open(os.open(staging / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with os.fdopen(os.open(staging / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -158,7 +158,7 @@ def _read(folder: Path) -> Keyring:
         trail=Ed25519PrivateKey.from_private_bytes(raw[TRAIL_KEY]),
         api_key_hmac=raw[API_KEY_HMAC],
         session_hmac=raw[SESSION_HMAC],
-        secret_encryption=raw[SECRET_ENCRYPTION],
+        encryption_key=raw[ENCRYPTION_KEY],
         tls_key=tls_key,
     )
 

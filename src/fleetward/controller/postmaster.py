@@ -112,8 +112,8 @@ def _processes() -> Iterator[Process]:
     if not PROC.joinpath("self", "cmdline").exists():
         yield from _ps("-ax")
         return
-    for name in os.listdir(PROC):
-        if name.isdigit() and (process := _look_in_proc(int(name))) is not None:
+    for folder in PROC.iterdir():
+        if folder.name.isdigit() and (process := _look_in_proc(int(folder.name))) is not None:
             yield process
 
 
@@ -131,7 +131,7 @@ def _look_in_proc(pid: int) -> Process | None:
 
 def _ps(*which: str) -> Iterator[Process]:
     listing = subprocess.run(
-        ["ps", "-ww", *which, "-o", "pid=,uid=,stat=,command="], capture_output=True, check=False, timeout=30
+        ["/bin/ps", "-ww", *which, "-o", "pid=,uid=,stat=,command="], capture_output=True, check=False, timeout=30
     )
     for line in os.fsdecode(listing.stdout).splitlines():
         words = line.split(None, 3)
