@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -76,7 +76,7 @@ class Child:
     ) -> None:
         self.name = name
         self.log = log
-        with log.open("ab") as errors:
+        with open_log(log) as errors:
             self._log_start = errors.seek(0, os.SEEK_END)
             # A session of its own: Ctrl-C reaches this program only, which then stops the others in order.
             self.process = subprocess.Popen(
@@ -109,6 +109,11 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log to write on at its end; it is its owner's alone."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
 
 
 def mark_of(pid: int) -> Mark:

@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Final, NoReturn
 
+import msgspec
 import typer
 
 from fleetward.cli import fleet, processes
@@ -23,7 +24,7 @@ from fleetward.cli.processes import Asked, Child, Due, Exited, News, Running
 from fleetward.cli.settings import ControllerFile, Given, Settings, home_folder, read_controller_file, settings_of
 from fleetward.client import Client
 from fleetward.domain.errors import HomeLocked, Refusal, Unreachable
-from fleetward.wire.problem import RemoteFault, RemoteRefusal
+from fleetward.wire.problem import Problem, RemoteFault, RemoteRefusal, error_of
 
 REMOVED: Final = 5
 TOO_OLD: Final = 6
@@ -85,7 +86,7 @@ def _refuse_second(home: Path) -> None:
 
 def _start_detached(settings: Settings, flags: list[str], environment: Mapping[str, str]) -> None:
     log = settings.home / "up.log"
-    with log.open("ab") as errors:
+    with processes.open_log(log) as errors:
         start = errors.seek(0, os.SEEK_END)
         keeper = subprocess.Popen(
             [sys.executable, "-m", "fleetward", "up", "--json", "--home", str(settings.home), *flags],
@@ -103,9 +104,7 @@ def _start_detached(settings: Settings, flags: list[str], environment: Mapping[s
         keeper.wait()
         raise
     if not ready:
-        status = keeper.wait()
-        sys.stderr.write(log.read_bytes()[start:].decode(errors="replace"))
-        raise typer.Exit(status)
+        raise _failure(log.read_bytes()[start:].decode(errors="replace"), status=keeper.wait(), log=log)
     if settings.output.is_json:
         sys.stdout.write(ready.decode())
         return
@@ -113,6 +112,15 @@ def _start_detached(settings: Settings, flags: list[str], environment: Mapping[s
     assert told is not None, "the controller was ready"
     settings.output.line(f"fleetward runs at {told.url}; stop it with: fleetward down")
     _say_next(settings)
+
+
+def _failure(words: str, *, status: int, log: Path) -> RemoteRefusal | RemoteFault:
+    """The error that the process in the background ended with; it was asked for JSON."""
+    *_, last = ["", *words.splitlines()]
+    try:
+        return error_of(msgspec.json.decode(last, type=Problem))
+    except msgspec.DecodeError:
+        return fleet.spoken_failure(words, what="`fleetward up`", status=status, log=log)
 
 
 class _Keeper:
