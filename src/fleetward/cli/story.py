@@ -13,6 +13,7 @@ _PLAIN = {
     "job.submitted": "submitted",
     "job.requeued": "waits for another attempt",
     "job.runnable": "may be tried again",
+    "job.settled": "goes on with its other attempts",
     "job.completed": "completed: the winner's artifacts hold",
     "job.cancel_requested": "asked to stop",
     "job.cancelled": "cancelled",
