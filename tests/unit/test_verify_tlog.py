@@ -1,6 +1,7 @@
 """Hash-tree proofs: made ones pass, all others are refused without an exception."""
 
 import hashlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,14 +42,15 @@ def test_roots_are_those_of_the_published_vectors() -> None:
     assert tlog.root([]) == hashlib.sha256(b"").digest()
 
 
-def included(index: int, size: int, /, **changes: object) -> bool:
-    proof = {"leaf": LEAVES[index], "index": index, "size": size, "root_hash": ROOTS[size]}
+def included(index: int, size: int, /, **changes: Any) -> bool:
+    proof: dict[str, Any] = {"leaf": LEAVES[index], "index": index, "size": size, "root_hash": ROOTS[size]}
     proof["proof"] = tlog.inclusion_proof(LEAVES[:size], index)
     return tlog.verify_inclusion(**(proof | changes))
 
 
-def consistent(first: int, second: int, /, **changes: object) -> bool:
-    proof = {"first": first, "second": second, "first_root": ROOTS[first], "second_root": ROOTS[second]}
+def consistent(first: int, second: int, /, **changes: Any) -> bool:
+    proof: dict[str, Any] = {"first": first, "second": second}
+    proof |= {"first_root": ROOTS[first], "second_root": ROOTS[second]}
     proof["proof"] = tlog.consistency_proof(LEAVES[:second], first)
     return tlog.verify_consistency(**(proof | changes))
 

@@ -104,7 +104,7 @@ class Glob:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Take a pattern from outside; spelling (`./a`, `a//b`, decomposed letters) is forgiven, leaving the folder not."""
+        """Take a pattern from outside; loose spelling (`./a`, `a//b`) is forgiven, leaving the folder is not."""
         plain = unicodedata.normalize("NFC", text)
         parts = [part for part in plain.split("/") if part not in {"", "."}]
         joined = "/".join(parts)
