@@ -1,0 +1,77 @@
+"""What the tests of the command line share: a home of their own, and `fleetward` as a person types it."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SOURCES = Path(__file__).parents[2] / "src"
+PATIENCE = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """What it answered in JSON: one document, and nothing else on standard output."""
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A home, and a folder to work in."""
+
+    home: Path
+    work: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """A person's environment, without any settings of whoever runs the tests."""
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("FLEETWARD_")}
+        return clean | {"FLEETWARD_HOME": str(self.home), "PYTHONPATH": str(SOURCES), "NO_COLOR": "1"}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Type a command and do not wait for its end."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "fleetward", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.work,
+            env=self.environment,
+        )
+
+    def type(self, *arguments: str) -> Done:
+        """Type a command and wait for its end."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=PATIENCE)
+        return Done(process.returncode, out, err)
+
+
+@contextlib.contextmanager
+def a_house() -> Generator[House]:
+    """A home below a folder that every user may enter, as the machines of the tests have it; gone afterwards."""
+    top = Path(tempfile.mkdtemp(prefix="fwcli-"))
+    top.chmod(0o755)
+    work = top / "work"
+    work.mkdir()
+    house = House(home=top / "home", work=work)
+    try:
+        yield house
+    finally:
+        house.type("down")
+        shutil.rmtree(top, ignore_errors=True)
