@@ -37,7 +37,8 @@ _BECOME_USER: Final = (
     "--",
 )
 # Empty in each sandbox. /run holds the sockets of the machine's services; of it, name resolution alone is given back.
-_PRIVATE: Final = tuple(Path(text) for text in ("/tmp", "/var/tmp", "/dev/shm", "/run"))
+_ROOT: Final = Path("/")
+_PRIVATE: Final = (_ROOT / "tmp", _ROOT / "var/tmp", _ROOT / "dev/shm", _ROOT / "run")
 _GIVEN_BACK: Final = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/current-system")
 
 
@@ -160,6 +161,8 @@ def plan(
         "user": "of its own" if features.is_root else "the agent's",
         "network": "none" if network == "none" else "on",
         "tree": "complete" if sys.platform == "linux" else "best effort",
+        "memory": "not enforced",
+        "cpu": "not enforced",
         "core_dumps": "off",
         "new_privileges": "forbidden" if sys.platform == "linux" else "allowed",
     }
@@ -215,7 +218,7 @@ def _masks(hidden: Sequence[Path], *, work: Path, is_root: bool) -> tuple[str, .
     if is_root:
         # Root's own folders are closed to the attempt's user, who must pass through to its working folder.
         folders |= {path for path in work.parents if not _is_passable(path)}
-    folders = {path for path in folders if path not in {Path("/"), work} and work not in path.parents}
+    folders = {path for path in folders if path not in {_ROOT, work} and work not in path.parents}
     folders = {path for path in folders if not any(private in (path, *path.parents) for private in _PRIVATE)}
     # Of one below another only the upper counts.
     tops = sorted(path for path in folders if not any(other in path.parents for other in folders))

@@ -305,7 +305,7 @@ def _environment(folder: AttemptFolder, order: Order) -> dict[str, str]:
 
 def _start_supervisor(folder: AttemptFolder) -> None:
     package_root = str(Path(fleetward.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": package_root, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": package_root}
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "fleetward.agent.supervisor", str(folder.path)],
