@@ -3,6 +3,7 @@
 import http.client
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -95,10 +96,9 @@ def _finish(
         sent.setdefault("content-length", str(len(body)))
     for name, value in sent.items():
         connection.putheader(name, value.encode())
-    try:
+    # Refused before all was sent: the answer is there all the same.
+    with suppress(BrokenPipeError, ConnectionResetError):
         connection.endheaders(body, encode_chunked=is_chunked)
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # refused before all was sent: the answer is there all the same
     reply = connection.getresponse()
     return Answer(reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read())
 

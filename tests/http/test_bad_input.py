@@ -1,6 +1,8 @@
 """Every endpoint, wrongly asked: the right problem, never a fault of ours, and nothing of the inside shown."""
 
 import json
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from asking import Answer, Api
@@ -26,11 +28,11 @@ def path_of(endpoint: Endpoint) -> str:
     return endpoint.path.replace("{id}", ID).replace("{name}", "node-1").replace("{sha256}", "0" * 64)
 
 
-def needing(*kinds: Access):
+def needing(*kinds: Access) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("endpoint", [e for e in ENDPOINTS if e.access in kinds], ids=named)
 
 
-def taking(*kinds: Body):
+def taking(*kinds: Body) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("endpoint", [e for e in ENDPOINTS if e.request_body in kinds], ids=named)
 
 
@@ -44,37 +46,43 @@ def assert_problem(answer: Answer, *codes: str) -> None:
     assert answer.status < 500
 
 
-def ask(api: Api, endpoint: Endpoint, *, credential: str | None = None, query: str = "", **more) -> Answer:
+def ask(api: Api, endpoint: Endpoint, *, credential: str | None = None, query: str = "", **more: Any) -> Answer:
     if credential is None:
         credential = api.credential_for(endpoint.access)
     return api.ask(endpoint.method, path_of(endpoint) + query, credential=credential, **more)
+
+
+def json_of(endpoint: Endpoint) -> dict[str, Any]:
+    return {"content_type": "application/json", "body": b"{}"} if endpoint.request_body is Body.JSON else {}
 
 
 @needing(Access.NODE, Access.USER)
 @pytest.mark.parametrize(
     "authorization", ["", "Basic b3duZXI6", "Bearer", "Bearer ", "Bearer fwt_", "Bearer a.b", "Bearer fwt_é", "fwt_x"]
 )
-def test_without_a_credential_that_proves_somebody_nothing_is_done(api: Api, endpoint: Endpoint, authorization: str):
+def test_without_a_credential_that_proves_somebody_nothing_is_done(
+    api: Api, endpoint: Endpoint, authorization: str
+) -> None:
     answer = api.ask(endpoint.method, path_of(endpoint), authorization=authorization)
     assert_problem(answer, "unauthenticated")
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
 @needing(Access.NODE, Access.USER)
-def test_a_users_key_is_no_nodes_token_nor_the_other_way_round(api: Api, endpoint: Endpoint):
+def test_a_users_key_is_no_nodes_token_nor_the_other_way_round(api: Api, endpoint: Endpoint) -> None:
     other = Access.USER if endpoint.access is Access.NODE else Access.NODE
     assert_problem(ask(api, endpoint, credential=api.credential_for(other)), "unauthenticated")
 
 
 @needing(Access.USER)
-def test_a_key_without_the_endpoints_scope_is_refused(api: Api, endpoint: Endpoint):
-    kind = {"content_type": "application/json", "body": b"{}"} if endpoint.request_body is Body.JSON else {}
+def test_a_key_without_the_endpoints_scope_is_refused(api: Api, endpoint: Endpoint) -> None:
+    kind = json_of(endpoint)
     assert_problem(ask(api, endpoint, credential=api.key("trail:read"), **kind), "forbidden")
 
 
 @needing(Access.USER)
-def test_a_key_with_the_endpoints_scope_alone_is_let_in(api: Api, endpoint: Endpoint):
-    kind = {"content_type": "application/json", "body": b"{}"} if endpoint.request_body is Body.JSON else {}
+def test_a_key_with_the_endpoints_scope_alone_is_let_in(api: Api, endpoint: Endpoint) -> None:
+    kind = json_of(endpoint)
     answer = ask(api, endpoint, credential=api.key(endpoint.scope), **kind)
     assert answer.status not in {401, 403}
     assert answer.status < 500
@@ -86,17 +94,17 @@ def test_a_key_with_the_endpoints_scope_alone_is_let_in(api: Api, endpoint: Endp
     [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"{}{}", b'{"nope": 1}', b"[" * 100_000, b'{"a":' * 100_000, b"\x00"],
     ids=range(11),
 )
-def test_a_body_that_is_not_the_endpoints_document_is_refused(api: Api, endpoint: Endpoint, body: bytes):
+def test_a_body_that_is_not_the_endpoints_document_is_refused(api: Api, endpoint: Endpoint, body: bytes) -> None:
     assert_problem(ask(api, endpoint, body=body, content_type="application/json"), "malformed_request")
 
 
 @taking(Body.JSON)
-def test_a_body_of_another_type_is_refused(api: Api, endpoint: Endpoint):
+def test_a_body_of_another_type_is_refused(api: Api, endpoint: Endpoint) -> None:
     assert_problem(ask(api, endpoint, body=b"{}", content_type="text/plain"), "malformed_request")
 
 
 @taking(Body.JSON)
-def test_a_json_body_beyond_the_limit_is_refused(api: Api, endpoint: Endpoint):
+def test_a_json_body_beyond_the_limit_is_refused(api: Api, endpoint: Endpoint) -> None:
     body = b" " * (endpoint.body_bytes_max + 1)
     assert_problem(ask(api, endpoint, body=body, content_type="application/json"), "request_too_large")
     chunked = ask(api, endpoint, body=iter([body]), content_type="application/json")
@@ -104,25 +112,25 @@ def test_a_json_body_beyond_the_limit_is_refused(api: Api, endpoint: Endpoint):
 
 
 @taking(Body.BYTES)
-def test_bytes_beyond_the_limit_are_refused_before_they_are_sent(api: Api, endpoint: Endpoint):
+def test_bytes_beyond_the_limit_are_refused_before_they_are_sent(api: Api, endpoint: Endpoint) -> None:
     more = {"content-length": str(endpoint.body_bytes_max + 1)}
     assert_problem(ask(api, endpoint, body=b"", headers=more, content_type=""), "request_too_large")
 
 
 @taking(Body.NONE)
-def test_a_body_where_none_belongs_is_refused(api: Api, endpoint: Endpoint):
+def test_a_body_where_none_belongs_is_refused(api: Api, endpoint: Endpoint) -> None:
     assert_problem(ask(api, endpoint, body=b"{}", content_type="application/json"), "malformed_request")
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=named)
 @pytest.mark.parametrize("query", ["?nope=1", "?limit=x&nope", "?a=%ff", "?" + "a=1&" * 100])
-def test_a_query_that_the_endpoint_does_not_take_is_refused(api: Api, endpoint: Endpoint, query: str):
+def test_a_query_that_the_endpoint_does_not_take_is_refused(api: Api, endpoint: Endpoint, query: str) -> None:
     assert_problem(ask(api, endpoint, query=query), "malformed_request")
 
 
 @pytest.mark.parametrize("endpoint", [e for e in ENDPOINTS if e.query], ids=named)
 @pytest.mark.parametrize("text", ["", "-1", "x", "99999999999999999999", "%00", "%f0%9f", "9" * 5000])
-def test_a_parameter_beyond_its_bounds_is_refused_and_never_breaks(api: Api, endpoint: Endpoint, text: str):
+def test_a_parameter_beyond_its_bounds_is_refused_and_never_breaks(api: Api, endpoint: Endpoint, text: str) -> None:
     for name in endpoint.query:
         answer = ask(api, endpoint, query=f"?{name}={text}")
         assert 400 <= answer.status < 500, (name, text, answer)
@@ -130,34 +138,34 @@ def test_a_parameter_beyond_its_bounds_is_refused_and_never_breaks(api: Api, end
 
 @pytest.mark.parametrize("endpoint", [e for e in ENDPOINTS if "{" in e.path], ids=named)
 @pytest.mark.parametrize("word", ["x", "%00", "%ff", "a" * 600, "..", "0" * 64, "%2e%2e%2f", "'; --", "💥"])
-def test_a_path_with_a_strange_word_is_refused_and_never_breaks(api: Api, endpoint: Endpoint, word: str):
+def test_a_path_with_a_strange_word_is_refused_and_never_breaks(api: Api, endpoint: Endpoint, word: str) -> None:
     path = endpoint.path
     for name in ("{id}", "{name}", "{sha256}"):
         path = path.replace(name, word)
-    kind = {"content_type": "application/json", "body": b"{}"} if endpoint.request_body is Body.JSON else {}
+    kind = json_of(endpoint)
     answer = api.ask(endpoint.method, path, credential=api.credential_for(endpoint.access), **kind)
     assert 400 <= answer.status < 500, answer
 
 
 @pytest.mark.parametrize("path", ["/", "/nope", "/api/v1", "/api/v1/jobs/", "/api/v2/jobs", "/healthz/", "/%00"])
-def test_an_unknown_path_is_a_problem_too(api: Api, path: str):
+def test_an_unknown_path_is_a_problem_too(api: Api, path: str) -> None:
     assert_problem(api.ask("GET", path), "unknown_route")
 
 
 @pytest.mark.parametrize("method", ["PATCH", "OPTIONS", "TRACE", "PROPFIND"])
-def test_another_method_is_a_problem_that_names_the_right_ones(api: Api, method: str):
+def test_another_method_is_a_problem_that_names_the_right_ones(api: Api, method: str) -> None:
     answer = api.ask(method, "/api/v1/jobs")
     assert_problem(answer, "method_not_allowed")
     assert answer.headers["allow"] == "GET, POST"
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "[::2]:1", "127.0.0.1.evil.example"])
-def test_on_loopback_another_host_name_is_refused(api: Api, host: str):
+def test_on_loopback_another_host_name_is_refused(api: Api, host: str) -> None:
     assert_problem(api.ask("GET", "/healthz", headers={"host": host}), "forbidden")
 
 
 @pytest.mark.parametrize("key", ["", "a b", "x" * 256])
-def test_an_idempotency_key_of_another_form_is_refused(api: Api, key: str):
+def test_an_idempotency_key_of_another_form_is_refused(api: Api, key: str) -> None:
     answer = api.ask(
         "POST",
         "/api/v1/jobs",
@@ -169,7 +177,7 @@ def test_an_idempotency_key_of_another_form_is_refused(api: Api, key: str):
     assert_problem(answer, "malformed_request")
 
 
-def test_the_same_key_and_document_make_one_job_and_another_document_is_refused(api: Api):
+def test_the_same_key_and_document_make_one_job_and_another_document_is_refused(api: Api) -> None:
     def submit(command: str) -> Answer:
         return api.ask(
             "POST",
@@ -210,7 +218,7 @@ JOBS = [
 
 
 @pytest.mark.parametrize("document", JOBS, ids=range(len(JOBS)))
-def test_a_job_that_cannot_be_run_is_refused_at_once(api: Api, document: dict[str, object]):
+def test_a_job_that_cannot_be_run_is_refused_at_once(api: Api, document: dict[str, object]) -> None:
     body = json.dumps(document).encode()
     answer = api.ask("POST", "/api/v1/jobs", credential=api.owner, body=body, content_type="application/json")
     assert 400 <= answer.status < 500, answer
@@ -219,7 +227,5 @@ def test_a_job_that_cannot_be_run_is_refused_at_once(api: Api, document: dict[st
 
 @pytest.mark.parametrize("cursor", ["x", "9" * 19, "9" * 19 + ".0.0", "0.0." + "9" * 19, "1.2", "-1.0.0", "💥"])
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/nodes", f"/api/v1/jobs/{ID}/events"])
-def test_a_cursor_that_no_list_gave_never_breaks(api: Api, path: str, cursor: str):
-    from urllib.parse import quote
-
+def test_a_cursor_that_no_list_gave_never_breaks(api: Api, path: str, cursor: str) -> None:
     assert api.ask("GET", f"{path}?after={quote(cursor)}", credential=api.owner).status < 500

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from asking import Answer, Api, Node, clock
 
@@ -13,7 +14,7 @@ def submit(api: Api, **document: object) -> str:
     return str(json.loads(answer.content)["id"])
 
 
-def events(api: Api, job_id: str, *, after: str = "", wait_seconds: float = 0) -> dict:
+def events(api: Api, job_id: str, *, after: str = "", wait_seconds: float = 0) -> dict[str, Any]:
     cursor = f"&after={after}" if after else ""
     path = f"/api/v1/jobs/{job_id}/events?wait_seconds={wait_seconds}{cursor}"
     answer = api.ask("GET", path, credential=api.owner)
@@ -21,7 +22,7 @@ def events(api: Api, job_id: str, *, after: str = "", wait_seconds: float = 0) -
     return json.loads(answer.content)
 
 
-def test_a_question_for_events_is_answered_when_the_job_changes_and_not_before(api: Api):
+def test_a_question_for_events_is_answered_when_the_job_changes_and_not_before(api: Api) -> None:
     job_id = submit(api, labels={"nowhere": "yes"})
     first = events(api, job_id, wait_seconds=10)
     assert [event["kind"] for event in first["items"]][:1] == ["job.submitted"]
@@ -36,7 +37,7 @@ def test_a_question_for_events_is_answered_when_the_job_changes_and_not_before(a
         assert clock() - began < 5
 
 
-def test_a_question_for_events_is_answered_with_nothing_when_its_time_is_over(api: Api):
+def test_a_question_for_events_is_answered_with_nothing_when_its_time_is_over(api: Api) -> None:
     job_id = submit(api, labels={"nowhere": "yes"})
     first = events(api, job_id, wait_seconds=10)
     began = clock()
@@ -44,7 +45,7 @@ def test_a_question_for_events_is_answered_with_nothing_when_its_time_is_over(ap
     assert 0.3 <= clock() - began < 5
 
 
-def test_a_question_for_a_log_waits_for_the_job_to_say_something_or_end(api: Api):
+def test_a_question_for_a_log_waits_for_the_job_to_say_something_or_end(api: Api) -> None:
     job_id = submit(api, labels={"nowhere": "yes"})
 
     def log() -> Answer:
@@ -58,7 +59,7 @@ def test_a_question_for_a_log_waits_for_the_job_to_say_something_or_end(api: Api
         assert json.loads(waiting.result().content)["ended"] is True
 
 
-def test_many_questions_are_held_while_others_are_answered(api: Api):
+def test_many_questions_are_held_while_others_are_answered(api: Api) -> None:
     job_id = submit(api, labels={"nowhere": "yes"})
     first = events(api, job_id, wait_seconds=10)
     with ThreadPoolExecutor(60) as pool:
@@ -72,7 +73,7 @@ def test_many_questions_are_held_while_others_are_answered(api: Api):
         assert all(answer.result()["items"] for answer in waiting)
 
 
-def test_a_nodes_call_is_held_until_there_is_work_for_it(api: Api, node: Node):
+def test_a_nodes_call_is_held_until_there_is_work_for_it(api: Api, node: Node) -> None:
     assert node.sync().assignments == []
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(node.sync, wait_seconds=30)
@@ -81,7 +82,7 @@ def test_a_nodes_call_is_held_until_there_is_work_for_it(api: Api, node: Node):
     assert [(str(order.job_id), order.desired) for order in orders] == [(job_id, "run")]
 
 
-def test_a_quiet_nodes_call_ends_with_its_wait(node: Node):
+def test_a_quiet_nodes_call_ends_with_its_wait(node: Node) -> None:
     node.sync()
     began = clock()
     assert node.sync(wait_seconds=0.3).assignments == []

@@ -13,7 +13,7 @@ def load(home: Path, flags: dict[str, str] | None = None, **environment: str) ->
     return config.load({"home": str(home), **(flags or {})}, environment=environment, user_id=1000)
 
 
-def test_every_setting_has_a_default_that_it_accepts_and_a_line_that_documents_it(tmp_path: Path):
+def test_every_setting_has_a_default_that_it_accepts_and_a_line_that_documents_it(tmp_path: Path) -> None:
     loaded = load(tmp_path)
     shown = {line.name: line for line in config.show(loaded)}
     assert list(shown) == [setting.name for setting in SETTINGS]
@@ -21,7 +21,7 @@ def test_every_setting_has_a_default_that_it_accepts_and_a_line_that_documents_i
     assert {line.source for name, line in shown.items() if name != "home"} == {Source.DEFAULT}
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file_and_that_over_the_default(tmp_path: Path):
+def test_a_flag_wins_over_the_environment_and_that_over_the_file_and_that_over_the_default(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("pool_max = 40\nstream_max = 41\nsync_batch_max = 42\n")
     loaded = load(
         tmp_path, {"pool_max": "20"}, FLEETWARD_POOL_MAX="30", FLEETWARD_STREAM_MAX="31", FLEETWARD_URL="not ours"
@@ -40,7 +40,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file_and_that_over_t
 @pytest.mark.parametrize(
     ("user_id", "expected"), [(0, Path("/var/lib/fleetward")), (1000, Path("~/.fleetward").expanduser())]
 )
-def test_the_home_of_root_is_elsewhere(user_id: int, expected: Path):
+def test_the_home_of_root_is_elsewhere(user_id: int, expected: Path) -> None:
     assert config.load({}, environment={}, user_id=user_id).home == expected
 
 
@@ -68,7 +68,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "text"), REFUSED)
-def test_a_value_that_cannot_be_is_refused_by_the_settings_name(tmp_path: Path, name: str, text: str):
+def test_a_value_that_cannot_be_is_refused_by_the_settings_name(tmp_path: Path, name: str, text: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         load(tmp_path, {name: text})
     assert caught.value.field == name
@@ -88,8 +88,8 @@ def test_a_value_that_cannot_be_is_refused_by_the_settings_name(tmp_path: Path, 
     ],
 )
 def test_only_this_machines_own_addresses_are_loopback(
-    tmp_path: Path, listen: str, expected: Listen, is_loopback: bool
-):
+    tmp_path: Path, listen: str, expected: Listen, *, is_loopback: bool
+) -> None:
     found = load(tmp_path, {"listen": listen}).listen
     assert (found, found.is_loopback, found.text) == (expected, is_loopback, listen)
 
@@ -105,8 +105,8 @@ def test_only_this_machines_own_addresses_are_loopback(
     ],
 )
 def test_beyond_loopback_the_controller_speaks_tls_unless_told_not_to(
-    tmp_path: Path, flags: dict[str, str], speaks_tls: bool
-):
+    tmp_path: Path, flags: dict[str, str], *, speaks_tls: bool
+) -> None:
     assert load(tmp_path, flags).speaks_tls is speaks_tls
 
 
@@ -118,7 +118,7 @@ def test_beyond_loopback_the_controller_speaks_tls_unless_told_not_to(
         ({"tls": "always", "insecure_http": "true"}, "insecure_http"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, flags: dict[str, str], field: str):
+def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, flags: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         load(tmp_path, flags)
     assert caught.value.field == field
@@ -127,14 +127,14 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, flags: dic
 @pytest.mark.parametrize(
     "text", ["pool = 3\n", "home = '/x'\n", "pool_max = [1]\n", "[pool_max]\na = 1\n", "pool_max = \n", "\xff"]
 )
-def test_a_settings_file_with_what_it_cannot_have_is_refused(tmp_path: Path, text: str):
+def test_a_settings_file_with_what_it_cannot_have_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.toml").write_bytes(text.encode("latin-1"))
     with pytest.raises(InvalidSetting) as caught:
         load(tmp_path)
     assert "config.toml" in caught.value.message
 
 
-def test_a_secret_is_never_shown(tmp_path: Path):
+def test_a_secret_is_never_shown(tmp_path: Path) -> None:
     loaded = load(tmp_path, {"database_url": "postgresql://user:hunter2@db/fleet"})
     assert "hunter2" not in str(config.show(loaded))
     with pytest.raises(InvalidSetting) as caught:

@@ -6,7 +6,7 @@ import threading
 from fleetward.controller.hints import ASSIGN, OUTBOX_MAX, Hub
 
 
-def test_a_hint_before_the_wait_is_remembered_and_many_are_one():
+def test_a_hint_before_the_wait_is_remembered_and_many_are_one() -> None:
     async def scene() -> list[bool]:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())
@@ -19,7 +19,7 @@ def test_a_hint_before_the_wait_is_remembered_and_many_are_one():
     assert asyncio.run(scene()) == [True, False]
 
 
-def test_a_hint_from_another_thread_wakes_who_waits_for_its_topic_and_no_other():
+def test_a_hint_from_another_thread_wakes_who_waits_for_its_topic_and_no_other() -> None:
     async def scene() -> tuple[bool, bool]:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())
@@ -30,7 +30,7 @@ def test_a_hint_from_another_thread_wakes_who_waits_for_its_topic_and_no_other()
     assert asyncio.run(scene()) == (True, False)
 
 
-def test_everybody_can_be_woken_and_a_closed_watch_leaves_nothing_behind():
+def test_everybody_can_be_woken_and_a_closed_watch_leaves_nothing_behind() -> None:
     async def scene() -> tuple[bool, bool, int]:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())
@@ -44,13 +44,13 @@ def test_everybody_can_be_woken_and_a_closed_watch_leaves_nothing_behind():
     assert asyncio.run(scene()) == (True, True, 0)
 
 
-def test_a_loops_signal_is_set_by_its_topic_and_cleared_by_its_wait():
+def test_a_loops_signal_is_set_by_its_topic_and_cleared_by_its_wait() -> None:
     hub = Hub()
     hub.wake({ASSIGN, "node:a"})
     assert [hub.signal(ASSIGN).wait(5), hub.signal(ASSIGN).wait(0)] == [True, False]
 
 
-def test_other_controllers_hear_of_each_topic_once_and_what_they_say_is_not_sent_back():
+def test_other_controllers_hear_of_each_topic_once_and_what_they_say_is_not_sent_back() -> None:
     hub = Hub()
     hub.wake({"b", "a"})
     hub.wake({"a"})
@@ -59,7 +59,7 @@ def test_other_controllers_hear_of_each_topic_once_and_what_they_say_is_not_sent
     assert hub.take_outbox() == []
 
 
-def test_hints_that_nobody_sends_do_not_pile_up():
+def test_hints_that_nobody_sends_do_not_pile_up() -> None:
     hub = Hub()
     for number in range(2 * OUTBOX_MAX):
         hub.wake({f"job:{number}"})

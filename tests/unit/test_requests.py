@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from fleetward.controller.api import requests
-from fleetward.controller.api.requests import Query
+from fleetward.controller.api.requests import Message, Query, Receive
 from fleetward.controller.api.routes import Router
 from fleetward.domain.errors import MalformedRequest, MethodNotAllowed, RequestTooLarge, UnknownRoute
 from fleetward.domain.jobs import JobSpec
-from fleetward.wire.endpoints import BY_NAME, ENDPOINTS
+from fleetward.wire.endpoints import BY_NAME, ENDPOINTS, Endpoint
 
 ROUTER = Router(ENDPOINTS)
 ID = "0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"
@@ -21,26 +21,26 @@ def path_of(template: str) -> str:
     return template.replace("{id}", ID).replace("{name}", "node-1").replace("{sha256}", "0" * 64)
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.name)
-def test_every_endpoint_is_found_by_its_own_method_and_path(endpoint):
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=[endpoint.name for endpoint in ENDPOINTS])
+def test_every_endpoint_is_found_by_its_own_method_and_path(endpoint: Endpoint) -> None:
     assert ROUTER.find(method=endpoint.method, path=path_of(endpoint.path)).endpoint is endpoint
 
 
 @pytest.mark.parametrize(
     "path", ["", "/", "/api", "/api/v1", "/api/v1/jobs/", "//api/v1/jobs", "/api/v1/nodes/", "/api/v2/jobs", "/" * 2000]
 )
-def test_a_path_that_no_endpoint_has_is_unknown(path: str):
+def test_a_path_that_no_endpoint_has_is_unknown(path: str) -> None:
     with pytest.raises(UnknownRoute):
         ROUTER.find(method="GET", path=path)
 
 
-def test_another_method_is_refused_with_the_methods_that_the_path_takes():
+def test_another_method_is_refused_with_the_methods_that_the_path_takes() -> None:
     with pytest.raises(MethodNotAllowed) as caught:
         ROUTER.find(method="DELETE", path="/api/v1/jobs")
     assert caught.value.hint == "it takes GET, POST"
 
 
-def test_a_query_is_read_by_its_endpoints_parameters():
+def test_a_query_is_read_by_its_endpoints_parameters() -> None:
     read = requests.read_query(BY_NAME["upload_artifact"], b"fence=7&offset=12&path=out%2Fa%20b.txt")
     assert read == Query(fence=7, offset=12, path="out/a b.txt")
     assert requests.read_query(BY_NAME["job_log"], f"assignment={ID}".encode()).assignment is not None
@@ -67,17 +67,17 @@ def test_a_query_is_read_by_its_endpoints_parameters():
         ("job_events", b"wait_seconds=-1"),
     ],
 )
-def test_a_query_with_anything_else_is_refused(name: str, raw: bytes):
+def test_a_query_with_anything_else_is_refused(name: str, raw: bytes) -> None:
     with pytest.raises(MalformedRequest):
         requests.read_query(BY_NAME[name], raw)
 
 
-def test_a_wait_is_cut_to_the_longest_hold():
+def test_a_wait_is_cut_to_the_longest_hold() -> None:
     assert requests.read_query(BY_NAME["job_events"], b"wait_seconds=999999").wait_seconds == requests.WAIT_SECONDS_MAX
 
 
 @pytest.mark.parametrize("depth", [1, 2, requests.DEPTH_MAX - 1, requests.DEPTH_MAX, requests.DEPTH_MAX + 1, 5000])
-def test_the_depth_of_a_document_is_measured_outside_its_texts(depth: int):
+def test_the_depth_of_a_document_is_measured_outside_its_texts(depth: int) -> None:
     nested = b"[" * depth + b"]" * depth
     assert requests.depth(nested) == depth
     text = json.dumps({"a": '[{"\\' * 200, "b": "]" * 200}).encode()
@@ -113,30 +113,30 @@ JOB = msgspec.json.Decoder(JobSpec)
         ),
     ],
 )
-def test_a_document_that_does_not_fit_is_refused_where_it_does_not(body: bytes, field: str):
+def test_a_document_that_does_not_fit_is_refused_where_it_does_not(body: bytes, field: str) -> None:
     with pytest.raises(MalformedRequest) as caught:
         requests.decode(JOB, body)
     assert caught.value.field == field
 
 
-def test_a_backslash_before_a_u_is_text_and_no_nul():
+def test_a_backslash_before_a_u_is_text_and_no_nul() -> None:
     spec = requests.decode(JOB, b'{"command": ["printf", "\\\\u0000"]}')
     assert isinstance(spec, JobSpec)
     assert spec.command == ["printf", "\\u0000"]
 
 
-def body_of(*pieces: bytes):
-    messages = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+def body_of(*pieces: bytes) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     messages.append({"type": "http.request", "body": b"", "more_body": False})
     arriving = iter(messages)
 
-    async def receive():
+    async def receive() -> Message:
         return next(arriving)
 
     return receive
 
 
-def test_a_body_is_counted_as_it_arrives_whatever_its_headers_say():
+def test_a_body_is_counted_as_it_arrives_whatever_its_headers_say() -> None:
     endpoint = BY_NAME["pair"]
     half = b"x" * (endpoint.body_bytes_max // 2)
     assert len(asyncio.run(requests.read_body(endpoint, body_of(half, half)))) == endpoint.body_bytes_max
@@ -156,12 +156,12 @@ def test_a_body_is_counted_as_it_arrives_whatever_its_headers_say():
         ("submit_job", {"content-length": "x", "content-type": "application/json"}),
     ],
 )
-def test_a_body_is_refused_by_its_headers_before_it_is_read(name: str, headers: dict[str, str]):
+def test_a_body_is_refused_by_its_headers_before_it_is_read(name: str, headers: dict[str, str]) -> None:
     with pytest.raises((MalformedRequest, RequestTooLarge)):
         requests.check_body(BY_NAME[name], headers)
 
 
 @pytest.mark.parametrize("key", ["", "a b", "é", "x" * 256, "\t"])
-def test_an_idempotency_key_of_another_form_is_refused(key: str):
+def test_an_idempotency_key_of_another_form_is_refused(key: str) -> None:
     with pytest.raises(MalformedRequest):
         requests.idempotency_key({"idempotency-key": key})

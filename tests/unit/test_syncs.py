@@ -1,7 +1,7 @@
 """Batches and holds of syncs, on a loop whose transactions the test itself answers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from threading import Event
@@ -51,7 +51,7 @@ class Transactions:
 
 
 @pytest.fixture
-def executor():
+def executor() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as executor:
         yield executor
 
@@ -61,7 +61,7 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-def test_calls_that_come_while_a_transaction_runs_share_the_next_one(executor: ThreadPoolExecutor):
+def test_calls_that_come_while_a_transaction_runs_share_the_next_one(executor: ThreadPoolExecutor) -> None:
     transact = Transactions()
 
     async def scene() -> None:
@@ -76,7 +76,7 @@ def test_calls_that_come_while_a_transaction_runs_share_the_next_one(executor: T
     assert transact.batches == [[(1, 1), (2, 1), (3, 1)], [(4, 1), (5, 1)]]
 
 
-def test_two_calls_of_one_node_keep_their_order_and_never_share_a_transaction(executor: ThreadPoolExecutor):
+def test_two_calls_of_one_node_keep_their_order_and_never_share_a_transaction(executor: ThreadPoolExecutor) -> None:
     transact = Transactions()
 
     async def scene() -> None:
@@ -88,7 +88,7 @@ def test_two_calls_of_one_node_keep_their_order_and_never_share_a_transaction(ex
     assert transact.batches == [[(1, 1), (2, 1)], [(1, 2)], [(1, 3)]]
 
 
-def test_a_refusal_is_for_its_own_call_only(executor: ThreadPoolExecutor):
+def test_a_refusal_is_for_its_own_call_only(executor: ThreadPoolExecutor) -> None:
     async def scene() -> list[object]:
         batcher = Batcher(Transactions(), executor=executor, batch_max=10)
         asked = [call(1, sequence=0), call(2)]
@@ -99,7 +99,7 @@ def test_a_refusal_is_for_its_own_call_only(executor: ThreadPoolExecutor):
     assert isinstance(answered, SyncReply)
 
 
-def test_a_fault_of_the_database_is_told_to_all_and_the_next_batch_goes_on(executor: ThreadPoolExecutor):
+def test_a_fault_of_the_database_is_told_to_all_and_the_next_batch_goes_on(executor: ThreadPoolExecutor) -> None:
     transact = Transactions()
     transact.raises = {1: DatabaseUnavailable("gone")}
 
@@ -114,7 +114,7 @@ def test_a_fault_of_the_database_is_told_to_all_and_the_next_batch_goes_on(execu
     assert isinstance(third, SyncReply)
 
 
-def test_a_call_that_breaks_its_transaction_breaks_no_others(executor: ThreadPoolExecutor):
+def test_a_call_that_breaks_its_transaction_breaks_no_others(executor: ThreadPoolExecutor) -> None:
     transact = Transactions()
     transact.raises = {2: ValueError("a bug")}
 
@@ -131,7 +131,7 @@ def test_a_call_that_breaks_its_transaction_breaks_no_others(executor: ThreadPoo
 ORDER = AssignmentOrder(id=UUID(int=9), fence=1, job_id=UUID(int=8), attempt=1, desired="run")
 
 
-def test_a_quiet_call_is_held_and_asks_again_at_a_hint(executor: ThreadPoolExecutor):
+def test_a_quiet_call_is_held_and_asks_again_at_a_hint(executor: ThreadPoolExecutor) -> None:
     transact = Transactions()
 
     async def scene() -> SyncReply:
@@ -149,7 +149,7 @@ def test_a_quiet_call_is_held_and_asks_again_at_a_hint(executor: ThreadPoolExecu
     assert transact.batches == [[(1, 1)], [(1, 1)]]
 
 
-def test_a_newer_call_ends_the_older_hold_which_never_asks_again(executor: ThreadPoolExecutor):
+def test_a_newer_call_ends_the_older_hold_which_never_asks_again(executor: ThreadPoolExecutor) -> None:
     transact = Transactions()
 
     async def scene() -> SyncReply:
@@ -166,7 +166,7 @@ def test_a_newer_call_ends_the_older_hold_which_never_asks_again(executor: Threa
     assert transact.batches == [[(1, 1)], [(1, 2)]]
 
 
-def test_a_call_that_was_overtaken_on_its_way_is_answered_and_not_held(executor: ThreadPoolExecutor):
+def test_a_call_that_was_overtaken_on_its_way_is_answered_and_not_held(executor: ThreadPoolExecutor) -> None:
     async def scene() -> tuple[int, bool]:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())
@@ -181,7 +181,7 @@ def test_a_call_that_was_overtaken_on_its_way_is_answered_and_not_held(executor:
     assert asyncio.run(scene()) == (1, True)
 
 
-def test_every_held_call_is_answered_when_the_controller_stops(executor: ThreadPoolExecutor):
+def test_every_held_call_is_answered_when_the_controller_stops(executor: ThreadPoolExecutor) -> None:
     async def scene() -> list[SyncReply]:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())

@@ -11,12 +11,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from types import FrameType
 from typing import Final
 
 from fleetward.controller import config
 from fleetward.controller.config import SETTINGS, Config
+from fleetward.controller.early import begin
 from fleetward.domain.errors import Fault, Refusal
 
 DONE: Final = 0
@@ -60,8 +62,11 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(setting.flag, action=action, default=None, help=setting.doc)
         if name == "db-url":
             command.add_argument("--role", default="app", help="app, owner or ro")
-        if name == "db-init":
-            command.add_argument("--admin-url", required=True, help="a role that may make roles and databases")
+        if name in {"db-init", "db-migrate"}:
+            needed = name == "db-init"
+            command.add_argument(
+                "--admin-url", required=needed, default="", help="a role that may make roles and databases"
+            )
         if name == "config-show":
             command.add_argument("--json", action="store_true", help="one JSON document")
     return parser
@@ -76,8 +81,6 @@ def _flag(parsed: argparse.Namespace, name: str) -> str | None:
 
 def _serve(settled: Config, _parsed: argparse.Namespace) -> None:
     """Run the controller until it is told to stop."""
-    from fleetward.controller.main import Controller
-
     stop = threading.Event()
 
     def told(_number: int, _frame: FrameType | None) -> None:
@@ -85,11 +88,13 @@ def _serve(settled: Config, _parsed: argparse.Namespace) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, told)
-    controller = Controller.start(settled, ended=stop.set)
-    try:
+    with ExitStack() as parts:
+        begun = begin(settled, parts=parts)
+        # The database comes up while all this is loaded.
+        from fleetward.controller.main import bring_up
+
+        bring_up(begun, parts=parts, ended=stop.set)
         stop.wait()
-    finally:
-        controller.stop()
 
 
 def _config_show(settled: Config, parsed: argparse.Namespace) -> None:
@@ -109,11 +114,11 @@ def _db_init(settled: Config, parsed: argparse.Namespace) -> None:
     print(database.initialise(settled, admin_url=parsed.admin_url))
 
 
-def _db_migrate(settled: Config, _parsed: argparse.Namespace) -> None:
+def _db_migrate(settled: Config, parsed: argparse.Namespace) -> None:
     """Bring the database's schema up to this program."""
     from fleetward.controller import database
 
-    for name in database.migrate(settled):
+    for name in database.bring_up_to_date(settled, admin_url=parsed.admin_url):
         print(name)
 
 

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -52,12 +52,20 @@ class Listen:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
+        address = self._address()
+        return self.host == "localhost" if address is None else address.is_loopback
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether it is every address of this machine, and so none that others could be told."""
+        address = self._address()
+        return address is not None and address.is_unspecified
+
+    def _address(self) -> IPv4Address | IPv6Address | None:
         try:
-            return ip_address(self.host).is_loopback
+            return ip_address(self.host)
         except ValueError:
-            return False
+            return None
 
     @property
     def text(self) -> str:

@@ -79,12 +79,12 @@ class Watch:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def wait(self, timeout: float) -> bool:
+    async def wait(self, seconds: float) -> bool:
         """Wait for a hint since the last wait; False when the time passed without one."""
-        if not self._is_hinted and timeout > 0:
+        if not self._is_hinted and seconds > 0:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = loop.call_later(timeout, _finish, self._waiter)
+            timer = loop.call_later(seconds, _finish, self._waiter)
             try:
                 await self._waiter
             finally:

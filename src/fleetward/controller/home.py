@@ -6,19 +6,20 @@ in the folder.
 
 import fcntl
 import os
-import secrets
 from pathlib import Path
 from typing import Final, Self
 
 import msgspec
 
-from fleetward.controller.clusterfiles import explained, open_home
+from fleetward.controller.clusterfiles import explained, minding, open_home, write_durably
 from fleetward.domain.errors import HomeLocked
 
 PID: Final = "controller.pid"  # also the lock: it is held for as long as the process lives
 ANNOUNCEMENT: Final = "controller.json"
-TOKEN: Final = "token"
+OWNERS_KEY: Final = "token"
 LOG: Final = "controller.log"
+KEYRING: Final = "keyring"
+BLOBS: Final = "blobs"
 FILE_BYTES_MAX: Final = 64 * 1024
 PID_BYTES_MAX: Final = 16
 
@@ -70,12 +71,12 @@ class Home:
 
     def announce(self, announcement: Announcement) -> None:
         """Say where the controller can be reached."""
-        self.write(ANNOUNCEMENT, msgspec.json.encode(announcement) + b"\n")
+        self._write(ANNOUNCEMENT, msgspec.json.encode(announcement).decode())
 
     def token(self) -> str | None:
         """The owner's key, if one is kept here."""
         try:
-            with (self.path / TOKEN).open("rb") as file:
+            with (self.path / OWNERS_KEY).open("rb") as file:
                 return file.read(FILE_BYTES_MAX).decode("ascii", "replace").strip() or None
         except FileNotFoundError:
             return None
@@ -84,17 +85,8 @@ class Home:
 
     def keep_token(self, key: str) -> None:
         """Keep the owner's key for the commands of this machine's user."""
-        self.write(TOKEN, key.encode() + b"\n")
+        self._write(OWNERS_KEY, key)
 
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file whole or not at all, for this user's eyes only."""
-        target, temporary = self.path / name, self.path / f".{name}.{secrets.token_hex(4)}"
-        try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise explained(error.errno or 0, error.strerror or str(error), self.path) from error
+    def _write(self, name: str, text: str) -> None:
+        with minding(self.path / name):
+            write_durably(self.path / name, text + "\n", mode=0o600)

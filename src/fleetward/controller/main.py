@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import Final, Self
+from typing import Final
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -23,13 +23,12 @@ from fleetward.controller.api.holds import Holds
 from fleetward.controller.api.syncs import Batcher, Syncs
 from fleetward.controller.blobs import LocalBlobs
 from fleetward.controller.config import Config, Listen
+from fleetward.controller.early import Begun
 from fleetward.controller.hints import Hub
-from fleetward.controller.home import LOG, TOKEN, Announcement, Home
-from fleetward.controller.keyring import FOLDER as KEYRING
+from fleetward.controller.home import BLOBS, KEYRING, OWNERS_KEY, Announcement, Home
 from fleetward.controller.keyring import Keyring
-from fleetward.controller.log import start_logging
 from fleetward.controller.loops import Duties, Loops, Tempo
-from fleetward.controller.server import Server, TlsFiles, bind, given_tls
+from fleetward.controller.server import Server, TlsFiles, given_tls
 from fleetward.controller.services import access, presence
 from fleetward.controller.services.sync import SyncCall, sync
 from fleetward.controller.store.channel import PostgresChannel
@@ -43,79 +42,46 @@ from fleetward.wire.versions import VERSION
 _LOG: Final = logging.getLogger(__name__)
 OWNER: Final = "owner"
 LOOPS_STOP_SECONDS: Final = 1.0  # a round that takes longer is cut off by its connection's end
+POOL_STOP_SECONDS: Final = 1.0
 LOOP_CONNECTIONS: Final = 4  # assign, verify, upkeep and presence each use one at a time
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class Controller:
-    """A running controller; `url` is where it answers."""
-
-    def __init__(self, *, url: str, pin: str, parts: ExitStack) -> None:
-        self.url = url
-        self.pin = pin
-        self._parts = parts
-
-    @classmethod
-    def start(cls, config: Config, *, ended: Callable[[], None]) -> Self:
-        """Bring everything up, or take down what came up and say what failed. `ended` is told of a sudden end."""
-        with ExitStack() as parts:
-            home = Home.hold(config.home)
-            parts.callback(home.release)
-            start_logging(home.path / LOG, level=config.log_level)
-            bound = bind(config.listen)
-            parts.callback(bound.close)
-            return cls._wire(config, home, bound, parts=parts, ended=ended)
-
-    @classmethod
-    def _wire(
-        cls, config: Config, home: Home, bound: socket.socket, *, parts: ExitStack, ended: Callable[[], None]
-    ) -> Self:
-        url = _url(config, bound)
-        conninfo = database.open_service(config, parts=parts)
-        keyring = Keyring.open(home.path / KEYRING)
-        pool = open_pool(conninfo, size=config.pool_max, name="fleetward")
-        parts.callback(pool.close, timeout=1.0)
-        store = PooledDatabase(pool)
-        database.check_keyring(store, fingerprint=keyring.fingerprint())
-        blobs = LocalBlobs(config.artifacts_url or home.path / "blobs", reserve_bytes=config.blob_reserve_bytes)
-        parts.callback(blobs.close)
-        tls = _tls(config, keyring)
-        identity = _identity(keyring, url=url, tls=tls)
-        tempo = Tempo(scale=config.time_scale)
-        tempo.refresh(store)
-        controller_id = _appear(store, tempo, parts=parts)
-        _keep_owners_key(store, home, identity)
-        hub = Hub()
-        channel = PostgresChannel(conninfo, controller_id=controller_id.hex)
-        channel.join(shares_artifacts=config.artifacts_url is not None)
-        duties = Duties(
-            database=store,
-            blobs=blobs,
-            hub=hub,
-            tempo=tempo,
-            controller_id=controller_id,
-            verify_batch_max=config.verify_batch_max,
-        )
-        loops = Loops(duties, channel=channel)
-        parts.callback(loops.stop, timeout=LOOPS_STOP_SECONDS)
-        parts.callback(channel.close)
-        context = _context(config, store, blobs, hub, tempo, identity, parts=parts)
-        hosts = LOOPBACK_NAMES if config.listen.is_loopback else None
-        application = Application(context, endpoints=ENDPOINTS, handlers=HANDLERS, hosts=hosts)
-        server = Server(application, bound, tls=tls, attach=hub.attach, ended=ended)
-        server.start()
-        parts.callback(server.stop, release=partial(_release, context))
-        loops.start()
-        home.announce(
-            Announcement(url=url, pin=identity.pin, pid=os.getpid(), version=VERSION, local_node=config.local_node)
-        )
-        _LOG.info("the controller answers at %s", url)
-        return cls(url=url, pin=identity.pin, parts=parts.pop_all())
-
-    def stop(self) -> None:
-        """Take everything down, in reverse order; held calls are answered first."""
-        _LOG.info("the controller stops")
-        self._parts.close()
+def bring_up(begun: Begun, *, parts: ExitStack, ended: Callable[[], None]) -> Announcement:
+    """Wire everything and answer calls; `parts` takes it all down again. `ended` is told of a sudden end."""
+    config, home = begun.config, begun.home
+    url = _url(config, begun.bound)
+    keyring = Keyring.open(home.path / KEYRING)
+    tls = _tls(config, keyring)
+    identity = _identity(keyring, url=url, tls=tls)
+    blobs = LocalBlobs(config.artifacts_url or home.path / BLOBS, reserve_bytes=config.blob_reserve_bytes)
+    parts.callback(blobs.close)
+    conninfo = database.prepare(begun)
+    pool = open_pool(conninfo, size=config.pool_max, name="fleetward")
+    parts.callback(pool.close, timeout=POOL_STOP_SECONDS)
+    store = PooledDatabase(pool)
+    database.check_keyring(store, fingerprint=keyring.fingerprint())
+    _keep_owners_key(store, home, identity)
+    duties = _appear(config, store, blobs, parts=parts)
+    channel = PostgresChannel(conninfo, controller_id=duties.controller_id.hex)
+    channel.join(shares_artifacts=config.artifacts_url is not None)
+    loops = Loops(duties, channel=channel)
+    parts.callback(loops.stop, timeout=LOOPS_STOP_SECONDS)
+    parts.callback(channel.close)
+    context = _context(config, duties, identity, parts=parts)
+    hosts = LOOPBACK_NAMES | {config.listen.host} if config.listen.is_loopback else None
+    application = Application(context, endpoints=ENDPOINTS, handlers=HANDLERS, hosts=hosts)
+    server = Server(application, begun.bound, tls=tls, attach=duties.hub.attach, ended=ended)
+    server.start()
+    parts.callback(server.stop, release=partial(_release, context))
+    loops.start()
+    announcement = Announcement(
+        url=url, pin=identity.pin, pid=os.getpid(), version=VERSION, local_node=config.local_node
+    )
+    home.announce(announcement)
+    _LOG.info("the controller answers at %s", url)
+    parts.callback(_LOG.info, "the controller stops")
+    return announcement
 
 
 def _url(config: Config, bound: socket.socket) -> str:
@@ -123,8 +89,7 @@ def _url(config: Config, bound: socket.socket) -> str:
     if config.public_url:
         return config.public_url
     port: int = bound.getsockname()[1]
-    is_anywhere = config.listen.host in {"0.0.0.0", "::"}
-    listen = Listen(socket.gethostname() if is_anywhere else config.listen.host, port)
+    listen = Listen(socket.gethostname() if config.listen.is_anywhere else config.listen.host, port)
     return f"{'https' if config.speaks_tls else 'http'}://{listen.text}"
 
 
@@ -151,13 +116,22 @@ def _identity(keyring: Keyring, *, url: str, tls: TlsFiles | None) -> Identity:
     )
 
 
-def _appear(store: Database, tempo: Tempo, *, parts: ExitStack) -> UUID:
+def _appear(config: Config, store: Database, blobs: LocalBlobs, *, parts: ExitStack) -> Duties:
     """Be one of the controllers; the first after a silence gives the fleet time to be heard."""
+    tempo = Tempo(scale=config.time_scale)
+    tempo.refresh(store)
     with store.begin() as tx:
         controller_id = tx.new_id()
     presence.start(store, controller_id=controller_id, rhythm=tempo.rhythm)
     parts.callback(_disappear, store, controller_id)
-    return controller_id
+    return Duties(
+        database=store,
+        blobs=blobs,
+        hub=Hub(),
+        tempo=tempo,
+        controller_id=controller_id,
+        verify_batch_max=config.verify_batch_max,
+    )
 
 
 def _disappear(store: Database, controller_id: UUID) -> None:
@@ -174,7 +148,7 @@ def _keep_owners_key(store: Database, home: Home, identity: Identity) -> None:
         try:
             access.authenticate(store, key, hmac_key=identity.api_key_hmac)
         except Unauthenticated:
-            _LOG.warning("the key in %s proves nobody any more; a new one takes its place", home.path / TOKEN)
+            _LOG.warning("the key in %s proves nobody any more; a new one takes its place", home.path / OWNERS_KEY)
         else:
             return
     owner = access.ensure_owner(store, name=OWNER)
@@ -184,16 +158,8 @@ def _keep_owners_key(store: Database, home: Home, identity: Identity) -> None:
     )
 
 
-def _context(
-    config: Config,
-    store: Database,
-    blobs: LocalBlobs,
-    hub: Hub,
-    tempo: Tempo,
-    identity: Identity,
-    *,
-    parts: ExitStack,
-) -> Context:
+def _context(config: Config, duties: Duties, identity: Identity, *, parts: ExitStack) -> Context:
+    store, blobs, hub, tempo = duties.database, duties.blobs, duties.hub, duties.tempo
     work = ThreadPoolExecutor(config.pool_max - LOOP_CONNECTIONS, thread_name_prefix="work")
     streams = ThreadPoolExecutor(config.stream_max, thread_name_prefix="stream")
     for executor in (work, streams):

@@ -4,19 +4,23 @@ Owns the listening socket, the loop and how held calls end at a stop. Refuses to
 """
 
 import asyncio
-import errno
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fleetward.controller.config import Listen
+import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from uvicorn import Config
+from uvicorn import Server as Uvicorn
+
 from fleetward.domain.errors import InvalidSetting
 from fleetward.wire.handshake import pin_of
 
-BACKLOG: Final = 4096  # a whole fleet may come back at once after an outage
 STOP_SECONDS: Final = 1  # what replies under way get; the database needs the rest of the three seconds
 KEEP_ALIVE_SECONDS: Final = 75  # longer than the longest hold, so that agents keep their connections
 
@@ -32,41 +36,29 @@ class TlsFiles:
 
 def given_tls(certificate: Path, key: Path) -> TlsFiles:
     """Take the certificate that an administrator gave, or say why it cannot serve."""
-    import ssl
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
         public_key = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
     except (OSError, ValueError) as error:
         raise InvalidSetting(
             f"settings tls_cert and tls_key cannot be {certificate} and {key}: {error}",
-            hint="both must be PEM files that this user can read, and the key the certificate's own, without a password",
+            hint="both must be PEM files that this user can read; the key the certificate's own, without a password",
             field="tls_cert",
         ) from error
     pin = pin_of(public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
     return TlsFiles(certificate=certificate, key=key, pin=pin)
 
 
-def bind(listen: Listen) -> socket.socket:
-    """Take the port, or say that someone else has it."""
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((listen.host, listen.port))
-        bound.listen(BACKLOG)
-    except OSError as error:
-        bound.close()
-        reason = "another program listens there" if error.errno == errno.EADDRINUSE else str(error.strerror)
-        raise InvalidSetting(
-            f"setting listen cannot be {listen.text!r}: {reason}",
-            hint="is a controller running already? `fleetward status` shows it; else choose another port with --listen",
-            field="listen",
-        ) from error
-    return bound
+class _Uvicorn(Uvicorn):
+    """The server of the library, which tells when it answers."""
+
+    def __init__(self, config: Config, *, is_up: threading.Event) -> None:
+        super().__init__(config)
+        self._is_up = is_up
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._is_up.set()
 
 
 class Server:
@@ -82,13 +74,11 @@ class Server:
         ended: Callable[[], None],
     ) -> None:
         """Make it ready. `attach` is told the loop before the first call, `ended` when all is over."""
-        from uvicorn import Config
-        from uvicorn import Server as Uvicorn
-
         self._bound = bound
+        self._is_up = threading.Event()
         self._attach = attach
         self._ended = ended
-        self._uvicorn = Uvicorn(
+        self._uvicorn = _Uvicorn(
             Config(
                 application,
                 loop="uvloop",
@@ -104,10 +94,10 @@ class Server:
                 timeout_graceful_shutdown=STOP_SECONDS,
                 ssl_certfile=None if tls is None else str(tls.certificate),
                 ssl_keyfile=None if tls is None else str(tls.key),
-            )
+            ),
+            is_up=self._is_up,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_up = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
 
@@ -128,8 +118,6 @@ class Server:
         self._thread.join()
 
     def _run(self) -> None:
-        import uvloop
-
         try:
             uvloop.run(self._serve())
         except BaseException as error:
@@ -141,8 +129,4 @@ class Server:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._attach(self._loop)
-        serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._bound]))
-        while not (self._uvicorn.started or serving.done()):
-            await asyncio.sleep(0)
-        self._is_up.set()
-        await serving
+        await self._uvicorn.serve(sockets=[self._bound])
