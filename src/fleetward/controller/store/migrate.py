@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
-from typing import Final, LiteralString, cast
+from typing import Final, LiteralString
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from fleetward.controller import store
 from fleetward.controller.store import faults
 from fleetward.domain.errors import SchemaVersion, ServiceRoleTooStrong
 
@@ -27,7 +28,7 @@ NAME: Final = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 CONNECT_SECONDS: Final = 10
 
 # A migration that waits for a lock holds up everybody behind it, so it gives up soon.
-GUARDS: Final = (
+GUARDS: Final[tuple[LiteralString, ...]] = (
     "SET statement_timeout = '10min'",
     "SET lock_timeout = '5s'",
     "SET idle_in_transaction_session_timeout = '60s'",
@@ -70,7 +71,7 @@ class Migration:
 def migrations() -> list[Migration]:
     """All migrations of this program, in order."""
     found: list[Migration] = []
-    for entry in (resources.files(__package__) / "migrations").iterdir():
+    for entry in (resources.files(store) / "migrations").iterdir():
         match = NAME.fullmatch(entry.name)
         if match is None:
             assert not entry.name.endswith(".sql"), f"migration {entry.name} is not named NNNN_noun.sql"
@@ -93,10 +94,7 @@ def init_cluster(admin_url: str, *, passwords: Mapping[Role, str] | None = None,
         connection.execute("SELECT pg_advisory_lock(%s)", [MIGRATION_LOCK])
         _make_roles(connection, given)
         _make_database(connection, database)
-        if connection.info.dbname != database:
-            connection.execute("SELECT pg_advisory_unlock(%s)", [MIGRATION_LOCK])
-    target = make_conninfo(admin_url, dbname=database)
-    migrate(target)
+    migrate(make_conninfo(admin_url, dbname=database))
     return url_for(admin_url, Role.APP, password=given.get(Role.APP), database=database)
 
 
@@ -144,7 +142,7 @@ def _connected(url: str) -> Generator[psycopg.Connection]:
     try:
         with faults.translated():
             for guard in GUARDS:
-                connection.execute(cast(LiteralString, guard))
+                connection.execute(guard)
             yield connection
     finally:
         connection.close()
@@ -231,8 +229,8 @@ def _check_history(applied: Mapping[int, tuple[str, str]]) -> None:
 def _apply(connection: psycopg.Connection, migration: Migration) -> None:
     try:
         with connection.transaction():
-            # psycopg takes literals only, so that nobody splices; a migration is our own file, whole.
-            connection.execute(cast(LiteralString, migration.text))
+            # As bytes, because the driver's text is for literals only; a migration is our own file, whole.
+            connection.execute(migration.text.encode())
             connection.execute(
                 "INSERT INTO app.schema_migrations (number, name, sha256) VALUES (%s, %s, %s)",
                 [migration.number, migration.name, migration.sha256],
