@@ -23,6 +23,7 @@ from fleetward.controller.postmaster import PidFile, is_server_of, wait_for_end
 PATIENCE = 60.0
 CONTROLLER = Path(__file__).with_name("embedded_controller.py")
 SOURCES = Path(__file__).parents[2] / "src"
+PACKAGES = Path(psycopg.__file__).parents[1]
 
 
 @dataclass(slots=True)
@@ -111,7 +112,7 @@ class World:
             stdout=subprocess.PIPE,
             text=True,
             cwd="/",
-            env={"PATH": os.defpath, "PYTHONPATH": ":".join(map(str, [*path, SOURCES]))},
+            env={"PATH": os.defpath, "PYTHONPATH": ":".join(map(str, [*path, SOURCES, PACKAGES]))},
             user=None if account is None else account.uid,
             group=None if account is None else account.gid,
             extra_groups=None if account is None else [],

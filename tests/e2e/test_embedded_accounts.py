@@ -5,21 +5,18 @@ import shutil
 import stat
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
-from embedded_world import World, ask, make_template, serving
+from embedded_world import PACKAGES, SOURCES, World, ask, make_template, serving
 
 from fleetward.controller.clusterfiles import SHARED, Account
 from fleetward.controller.embedded import EmbeddedPostgres, remove_cluster, running_url
 from fleetward.domain.errors import HomeUnusable
 from tests.needs import needs
-
-PACKAGES = Path(sysconfig.get_path("purelib"))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +72,7 @@ def runs_for_nobody(python: str) -> bool:
             capture_output=True,
             check=False,
             cwd="/",
-            env={"PATH": os.defpath, "PYTHONPATH": f"{PACKAGES}:{Path(__file__).parents[2] / 'src'}"},
+            env={"PATH": os.defpath, "PYTHONPATH": f"{PACKAGES}:{SOURCES}"},
             user=nobody.uid,
             group=nobody.gid,
             extra_groups=[],
@@ -187,14 +184,14 @@ def test_an_ordinary_user_runs_it_as_himself_and_leaves_it_to_his_next_controlle
     os.chown(folder, nobody.uid, nobody.gid)
     home = world.empty_home(inside=folder)
 
-    killed = world.controller(home, account=nobody, python=python, path=(PACKAGES,))
+    killed = world.controller(home, account=nobody, python=python)
     said = killed.hear()
     assert ask(said["url"], "SELECT 1") == 1
     assert {path.stat().st_uid for path in (home, home / "pg", home / "postgres.log")} == {nobody.uid}
     assert (mode(home), mode(home / "pg")) == (0o700, 0o700)
     killed.kill()
 
-    adopting = world.controller(home, account=nobody, python=python, path=(PACKAGES,))
+    adopting = world.controller(home, account=nobody, python=python)
     assert adopting.hear()["server"] == said["server"]
     assert adopting.end() == 0
     assert running_url(home) is None
@@ -207,7 +204,7 @@ def test_an_ordinary_user_is_told_whose_data_and_which_folder_he_cannot_use(worl
     folder = world.folder()
     os.chown(folder, nobody.uid, nobody.gid)
     folder.chmod(0o500)
-    refused = world.controller(folder / "home", account=nobody, python=python, path=(PACKAGES,)).hear()
+    refused = world.controller(folder / "home", account=nobody, python=python).hear()
     assert (refused["code"], refused["message"]) == (
         "home_unusable",
         f"{folder / 'home'} cannot be used: permission denied",
@@ -217,7 +214,7 @@ def test_an_ordinary_user_is_told_whose_data_and_which_folder_he_cannot_use(worl
     home = world.empty_home(inside=folder)
     subprocess.run(["cp", "-a", str(world.template), str(home)], check=True)
     os.chown(home, nobody.uid, nobody.gid)
-    refused = world.controller(home, account=nobody, python=python, path=(PACKAGES,)).hear()
+    refused = world.controller(home, account=nobody, python=python).hear()
     assert refused["code"] == "home_unusable"
     assert f"belongs to user id {serving().uid}, but PostgreSQL would run as 'nobody'" in refused["message"]
     os.chown(home, 0, 0)

@@ -238,8 +238,10 @@ def test_an_odd_or_long_name_of_a_home_does_no_harm(world: World) -> None:
         server = world.server(home)
         url = server.start()
         assert ask(url, "SELECT current_setting('data_directory')") == str(home / "pg")
-        assert len(os.fsencode(server.place.socket_folder / ".s.PGSQL.5432")) <= 107
+        sockets = server.place.socket_folder
+        assert len(os.fsencode(sockets / ".s.PGSQL.5432")) <= 107
         server.stop()
+        sockets.rmdir()
 
 
 def test_a_home_with_a_line_break_in_its_name_is_refused(world: World) -> None:
