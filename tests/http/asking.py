@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -83,7 +83,7 @@ class Api:
 
 
 def _raw(path: str) -> str:
-    return path.encode().decode("latin-1").replace(" ", "%20")
+    return "".join(char if "!" <= char <= "~" else quote(char) for char in path)
 
 
 def _finish(

@@ -133,7 +133,9 @@ def test_a_query_that_the_endpoint_does_not_take_is_refused(api: Api, endpoint: 
 def test_a_parameter_beyond_its_bounds_is_refused_and_never_breaks(api: Api, endpoint: Endpoint, text: str) -> None:
     for name in endpoint.query:
         answer = ask(api, endpoint, query=f"?{name}={text}")
-        assert 400 <= answer.status < 500, (name, text, answer)
+        # A list of names goes on after any text at all.
+        is_a_name = (endpoint.name, name) == ("list_nodes", "after")
+        assert (is_a_name and answer.status == 200) or 400 <= answer.status < 500, (name, text, answer)
 
 
 @pytest.mark.parametrize("endpoint", [e for e in ENDPOINTS if "{" in e.path], ids=named)

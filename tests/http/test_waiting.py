@@ -78,7 +78,8 @@ def test_a_nodes_call_is_held_until_there_is_work_for_it(api: Api, node: Node) -
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(node.sync, wait_seconds=30)
         job_id = submit(api, labels={"who": node.name})
-        orders = waiting.result().assignments
+        waiting.result()
+    orders = node.sync().assignments
     assert [(str(order.job_id), order.desired) for order in orders] == [(job_id, "run")]
 
 

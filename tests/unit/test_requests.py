@@ -27,7 +27,19 @@ def test_every_endpoint_is_found_by_its_own_method_and_path(endpoint: Endpoint) 
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/", "/api", "/api/v1", "/api/v1/jobs/", "//api/v1/jobs", "/api/v1/nodes/", "/api/v2/jobs", "/" * 2000]
+    "path",
+    [
+        "",
+        "/",
+        "/api",
+        "/api/v1",
+        "/api/v1/jobs/",
+        "//api/v1/jobs",
+        "/api/v1/nodes/",
+        "/api/v2/jobs",
+        "/" * 2000,
+        "/api/v1/nodes/\0",
+    ],
 )
 def test_a_path_that_no_endpoint_has_is_unknown(path: str) -> None:
     with pytest.raises(UnknownRoute):
@@ -158,7 +170,8 @@ def test_a_body_is_counted_as_it_arrives_whatever_its_headers_say() -> None:
 )
 def test_a_body_is_refused_by_its_headers_before_it_is_read(name: str, headers: dict[str, str]) -> None:
     with pytest.raises((MalformedRequest, RequestTooLarge)):
-        requests.check_body(BY_NAME[name], headers)
+        requests.check_size(BY_NAME[name], headers)
+        requests.check_kind(BY_NAME[name], headers)
 
 
 @pytest.mark.parametrize("key", ["", "a b", "é", "x" * 256, "\t"])

@@ -131,7 +131,19 @@ def test_a_call_that_breaks_its_transaction_breaks_no_others(executor: ThreadPoo
 ORDER = AssignmentOrder(id=UUID(int=9), fence=1, job_id=UUID(int=8), attempt=1, desired="run")
 
 
-def test_a_quiet_call_is_held_and_asks_again_at_a_hint(executor: ThreadPoolExecutor) -> None:
+def test_news_is_answered_at_once(executor: ThreadPoolExecutor) -> None:
+    transact = Transactions()
+    transact.orders = [ORDER]
+
+    async def scene() -> SyncReply:
+        hub = Hub()
+        hub.attach(asyncio.get_running_loop())
+        return await Syncs(Batcher(transact, executor=executor, batch_max=10), hub=hub).sync(call(1, wait_seconds=30))
+
+    assert asyncio.run(scene()).assignments == [ORDER]
+
+
+def test_a_quiet_call_is_held_until_a_hint_and_its_sequence_is_said_once(executor: ThreadPoolExecutor) -> None:
     transact = Transactions()
 
     async def scene() -> SyncReply:
@@ -141,15 +153,15 @@ def test_a_quiet_call_is_held_and_asks_again_at_a_hint(executor: ThreadPoolExecu
         held = asyncio.create_task(syncs.sync(call(1, wait_seconds=30)))
         while not transact.batches:
             await turns()
-        transact.orders = [ORDER]
+        assert not held.done()
         hub.wake({node_topic(UUID(int=1))})
         return await held
 
-    assert asyncio.run(scene()).assignments == [ORDER]
-    assert transact.batches == [[(1, 1)], [(1, 1)]]
+    assert asyncio.run(scene()).assignments == []
+    assert transact.batches == [[(1, 1)]]
 
 
-def test_a_newer_call_ends_the_older_hold_which_never_asks_again(executor: ThreadPoolExecutor) -> None:
+def test_a_newer_call_ends_the_older_hold(executor: ThreadPoolExecutor) -> None:
     transact = Transactions()
 
     async def scene() -> SyncReply:

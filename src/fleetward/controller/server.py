@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvloop
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from uvicorn import Config
 from uvicorn import Server as Uvicorn
 
@@ -36,6 +34,10 @@ class TlsFiles:
 
 def given_tls(certificate: Path, key: Path) -> TlsFiles:
     """Take the certificate that an administrator gave, or say why it cannot serve."""
+    # Loaded only for those who bring a certificate: it takes a good part of a start.
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
         public_key = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()

@@ -131,7 +131,7 @@ class Application:
                 pass
             case _:
                 assert_never(endpoint.access)
-        requests.check_body(endpoint, request.headers)
+        requests.check_size(endpoint, request.headers)
         request.is_read = endpoint.request_body is Body.NONE
         body = b""
         if endpoint.request_body is Body.JSON:
@@ -145,6 +145,7 @@ class Application:
 
         def ready() -> Call:
             known = authenticate(call)
+            requests.check_kind(endpoint, request.headers)
             return self._decode(endpoint, known, body)
 
         handler = self._handlers[endpoint.name]

@@ -156,14 +156,22 @@ def idempotency_key(headers: Mapping[str, str]) -> str | None:
     return key
 
 
-def check_body(endpoint: Endpoint, headers: Mapping[str, str]) -> None:
-    """Refuse a body by its headers: none was asked for, of another kind, or too large."""
-    announced = headers.get("content-length", "0")
-    has_body = announced != "0" or "transfer-encoding" in headers
+def check_size(endpoint: Endpoint, headers: Mapping[str, str]) -> None:
+    """Refuse a body by its announced size before it is read: it is too large, or none belongs there."""
+    size_bytes = body_size(headers)
+    if size_bytes is None and "content-length" in headers:
+        announced = quoted(headers["content-length"])
+        raise MalformedRequest(f"header Content-Length cannot be {announced}", field="content-length")
+    if endpoint.request_body is Body.NONE and (size_bytes or "transfer-encoding" in headers):
+        raise MalformedRequest("this endpoint takes no body")
+    if size_bytes is not None and size_bytes > endpoint.body_bytes_max:
+        raise too_large(endpoint)
+
+
+def check_kind(endpoint: Endpoint, headers: Mapping[str, str]) -> None:
+    """Refuse a body of another type than the endpoint takes."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     match endpoint.request_body:
-        case Body.NONE if has_body:
-            raise MalformedRequest("this endpoint takes no body")
         case Body.JSON if kind != "application/json":
             raise MalformedRequest(
                 f"the body is {_named(kind)}, but this endpoint takes JSON",
@@ -178,11 +186,6 @@ def check_body(endpoint: Endpoint, headers: Mapping[str, str]) -> None:
             )
         case _:
             pass
-    size_bytes = body_size(headers)
-    if size_bytes is None and "content-length" in headers:
-        raise MalformedRequest(f"header Content-Length cannot be {quoted(announced)}", field="content-length")
-    if size_bytes is not None and size_bytes > endpoint.body_bytes_max:
-        raise too_large(endpoint)
 
 
 def _named(kind: str) -> str:

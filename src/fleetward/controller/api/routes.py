@@ -50,8 +50,8 @@ class Router:
 
     def find(self, *, method: str, path: str) -> Match:
         """Find what a request asks for, or refuse: no such path, or not with this method."""
-        if len(path) > PATH_CHARS_MAX:
-            raise UnknownRoute(f"no endpoint has a path of {len(path)} characters")
+        if len(path) > PATH_CHARS_MAX or not path.isprintable():
+            raise UnknownRoute(f"no endpoint has a path of {len(path)} characters such as {quoted(path)}")
         parts = path.split("/")
         allowed: list[str] = []
         for route in self._routes.get(len(parts), ()):

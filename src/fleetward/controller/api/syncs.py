@@ -2,7 +2,7 @@
 
 Owns the batches and the held calls of nodes. While one transaction runs, the calls that arrive wait and
 go together into the next; no reply leaves before its commit. Each node has at most one call in a batch
-and at most one that is held: a newer sequence ends the older hold, which then never asks again. Refuses
+and at most one that is held: a newer sequence ends the older hold. Refuses
 to know what a sync means.
 """
 
@@ -124,7 +124,7 @@ class Syncs:
         self._is_closing = False
 
     async def sync(self, call: SyncCall) -> SyncReply:
-        """Answer at once when there is news for the node, else when there is or the wait is over."""
+        """Answer at once when there is news for the node; else when there may be, or the wait is over."""
         node_id = call.credential.node_id
         watch = self._hub.watch(node_topic(node_id))
         place = self._enter(call, watch)
@@ -140,11 +140,9 @@ class Syncs:
         ends = clock() + min(call.request.wait_seconds, HOLD_SECONDS_MAX)
         reply = await self._batcher.ask(call)
         self._hub.wake(self._news(call))
-        while not (has_news(call.request, reply) or place.is_over or self._is_closing):
-            woke = await place.watch.wait(ends - clock())
-            if not woke or place.is_over or self._is_closing:
-                break
-            reply = await self._batcher.ask(call)
+        if not (has_news(call.request, reply) or place.is_over or self._is_closing):
+            # A sequence is said once, so a held call cannot ask again; its node does, at once.
+            await place.watch.wait(ends - clock())
         return reply
 
     def close(self) -> None:
