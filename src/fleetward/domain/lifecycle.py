@@ -5,8 +5,8 @@ a move, and what else it takes: that is for the statement that makes it.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -28,13 +28,15 @@ class Edge(NamedTuple, Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle(Generic[State]):
-    """A table's machine. `may_hold` names the columns that only some states may have set, and which states those are."""
+    """A table's machine: its moves, and the shape of a row in each state."""
 
     table: str
     column: str
     start: State
     edges: frozenset[Edge[State]]
-    may_hold: Mapping[str, frozenset[State]]
+    may_hold: Mapping[str, frozenset[State]]  # the columns that only some states may have set, and which
+    must_hold: Mapping[str, frozenset[State]] = field(default_factory=dict[str, frozenset[State]])
+    apart: frozenset[frozenset[str]] = frozenset()  # columns of which a row has at most one set
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -54,9 +56,18 @@ class Lifecycle(Generic[State]):
         """The events that may happen in a state."""
         return tuple(sorted(edge.event for edge in self.edges if edge.start is state))
 
-    def may_have(self, state: State, columns: Iterable[str]) -> bool:
-        """Whether a row in that state may have all these columns set."""
-        return all(state in self.may_hold[column] for column in columns)
+    @property
+    def shape_columns(self) -> tuple[str, ...]:
+        """The columns that states have a say in."""
+        return tuple(sorted({*self.may_hold, *self.must_hold}))
+
+    def fits(self, state: State, columns: Collection[str]) -> bool:
+        """Whether a row in that state may have these columns set, and none else of `shape_columns`."""
+        return (
+            all(state in self.may_hold[column] for column in columns if column in self.may_hold)
+            and all(column in columns for column, states in self.must_hold.items() if state in states)
+            and not any(pair <= set(columns) for pair in self.apart)
+        )
 
     def path_to(self, state: State) -> tuple[Edge[State], ...]:
         """A shortest way from the start to a state."""
@@ -130,6 +141,7 @@ JOB: Final = Lifecycle(
         "finished_at": _J_ENDED,
         "winning_assignment_id": frozenset({J.COMPLETED}),
     },
+    apart=frozenset({frozenset({"runnable_at", "held_until"})}),
 )
 
 _A_ENDED: Final = frozenset({A.SUCCEEDED, A.FAILED, A.CANCELLED})
@@ -162,7 +174,6 @@ ASSIGNMENT: Final = Lifecycle(
     },
 )
 
-# No column is tied to these states but by the constraints that the schema names.
 ORCHESTRATION: Final = Lifecycle(
     table="workspace_build_orchestrations",
     column="status",
@@ -172,7 +183,8 @@ ORCHESTRATION: Final = Lifecycle(
         (O.PENDING, "fail", O.FAILED),
         (O.PENDING, "cancel", O.CANCELED),
     ),
-    may_hold={},
+    may_hold={"next_retry_after": frozenset({O.PENDING})},
+    must_hold={"child_build_id": frozenset({O.COMPLETED})},
 )
 
 LIFECYCLES: Final = (NODE, JOB, ASSIGNMENT, ORCHESTRATION)
