@@ -9,9 +9,9 @@ import pytest
 
 from tests.tidy.tree import ROOT, documents
 
-FRAGMENT: Final = re.compile(r"\+?[a-z0-9-]+\.(added|changed|fixed|removed|security)\.md")
+FRAGMENT: Final = re.compile(r"\+[a-z0-9-]+\.(added|changed|fixed|removed|security)\.md")
 DOTTED: Final = re.compile(
-    r"`((?:domain|wire|verify|client|controller|agent|cli|sim|store|services|scheduler)(?:\.\w+)+)`"
+    r"`((?:domain|wire|verify|client|controller|agent|cli|sim|store|services|scheduler)(?:\.(?!lock|pid|log)\w+)+)`"
 )
 PATHS: Final = re.compile(r"`((?:src|docs|tests|tools|bench|changelog\.d)/[\w./-]+)`")
 SHORT: Final = {"store": "controller.store", "services": "controller.services", "scheduler": "controller.scheduler"}
@@ -49,6 +49,7 @@ def test_every_function_that_a_document_names_exists() -> None:
 
 def exists(dotted: str) -> bool:
     first, _, rest = dotted.partition(".")
+    dotted = dotted.removesuffix(".py")
     parts = f"fleetward.{SHORT.get(first, first)}.{rest}".split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -76,7 +77,7 @@ def test_every_command_of_make_that_a_document_names_exists() -> None:
 def test_a_changelog_fragment_is_well_formed(fragment: str) -> None:
     if fragment in {"README.md", ".gitkeep"}:
         return
-    assert FRAGMENT.fullmatch(fragment), "name it SLUG.KIND.md; kinds: added, changed, fixed, removed, security"
+    assert FRAGMENT.fullmatch(fragment), "name it +SLUG.KIND.md; kinds: added, changed, fixed, removed, security"
     text = (ROOT / "changelog.d" / fragment).read_text(encoding="utf-8").strip()
     assert text.endswith("."), "a fragment is a sentence for the person who upgrades"
     assert not text.startswith(("#", "-", "*")), "a fragment is a sentence, not a heading or a list"

@@ -117,7 +117,8 @@ SHOW = Statement(
         finished_at, cancel_requested_at, winning_assignment_id, error, owner_id, cpus_milli, memory_bytes, held_until,
         (
             SELECT count(*)::int FROM job_assignments AS held
-            WHERE held.job_id = jobs.id AND held.released_at IS NULL
+            WHERE held.job_id = jobs.id
+              AND held.released_at IS NULL
         ) AS unreleased
     FROM jobs
     WHERE id = %(job_id)s::uuid
@@ -132,7 +133,8 @@ LIST = Statement(
         finished_at, cancel_requested_at, winning_assignment_id, error, owner_id, cpus_milli, memory_bytes, held_until,
         (
             SELECT count(*)::int FROM job_assignments AS held
-            WHERE held.job_id = jobs.id AND held.released_at IS NULL
+            WHERE held.job_id = jobs.id
+              AND held.released_at IS NULL
         ) AS unreleased
     FROM jobs
     WHERE (%(status)s::text IS NULL OR status = %(status)s::text)
@@ -142,7 +144,6 @@ LIST = Statement(
     """,
     row=JobRow,
 )
-
 
 
 @dataclass(frozen=True, slots=True)

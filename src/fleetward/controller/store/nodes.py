@@ -462,7 +462,8 @@ LIST = Statement(
         node.eligible_reason,
         (
             SELECT count(*)::int FROM job_assignments AS held
-            WHERE held.node_id = node.id AND held.released_at IS NULL
+            WHERE held.node_id = node.id
+              AND held.released_at IS NULL
         ) AS held,
         node.created_at, beat.seen_at
     FROM compute_nodes AS node

@@ -36,7 +36,9 @@ CANDIDATES = Statement(
     WITH RECURSIVE owned AS (
         (
             SELECT shape, owner_id FROM jobs
-            WHERE status = 'queued' AND runnable_at IS NOT NULL AND owner_id IS NOT NULL
+            WHERE status = 'queued'
+              AND runnable_at IS NOT NULL
+              AND owner_id IS NOT NULL
             ORDER BY shape, owner_id
             LIMIT 1
         )
@@ -45,7 +47,9 @@ CANDIDATES = Statement(
         FROM owned
         CROSS JOIN LATERAL (
             SELECT shape, owner_id FROM jobs
-            WHERE status = 'queued' AND runnable_at IS NOT NULL AND owner_id IS NOT NULL
+            WHERE status = 'queued'
+              AND runnable_at IS NOT NULL
+              AND owner_id IS NOT NULL
               AND (jobs.shape, jobs.owner_id) > (owned.shape, owned.owner_id)
             ORDER BY shape, owner_id
             LIMIT 1
@@ -55,7 +59,8 @@ CANDIDATES = Statement(
         FROM owned
         CROSS JOIN LATERAL (
             SELECT id FROM jobs
-            WHERE status = 'queued' AND runnable_at IS NOT NULL
+            WHERE status = 'queued'
+              AND runnable_at IS NOT NULL
               AND jobs.shape = owned.shape
               AND jobs.owner_id = owned.owner_id
             ORDER BY priority DESC, created_at
@@ -64,14 +69,18 @@ CANDIDATES = Statement(
         UNION ALL
         (
             SELECT id FROM jobs
-            WHERE status = 'queued' AND runnable_at IS NOT NULL AND owner_id IS NULL
+            WHERE status = 'queued'
+              AND runnable_at IS NOT NULL
+              AND owner_id IS NULL
             ORDER BY priority DESC, created_at
             LIMIT %(depth)s::int
         )
         UNION ALL
         (
             SELECT id FROM jobs
-            WHERE status = 'running' AND replicas > 1 AND runnable_at IS NOT NULL
+            WHERE status = 'running'
+              AND replicas > 1
+              AND runnable_at IS NOT NULL
             ORDER BY id
             LIMIT %(depth)s::int
         )
@@ -121,14 +130,16 @@ ROOMS = Statement(
     FROM compute_nodes AS node
     LEFT JOIN LATERAL (
         SELECT sum(cpus_milli) AS cpus_milli, sum(memory_bytes) AS memory_bytes FROM job_assignments
-        WHERE node_id = node.id AND released_at IS NULL
+        WHERE node_id = node.id
+          AND released_at IS NULL
     ) AS held ON true
     LEFT JOIN LATERAL (
         SELECT
             sum((resources ->> 'cpus_milli')::bigint) AS cpus_milli,
             sum((resources ->> 'memory_bytes')::bigint) AS memory_bytes
         FROM workspace_residencies
-        WHERE node_id = node.id AND released_at IS NULL
+        WHERE node_id = node.id
+          AND released_at IS NULL
     ) AS living ON true
     WHERE node.status = 'online'
       AND node.eligible
@@ -193,7 +204,8 @@ ASSIGN = Statement(
                 count(*) FILTER (WHERE held.state IN ('assigned', 'running', 'succeeded')) AS counted,
                 count(*) FILTER (WHERE held.node_id = planned.node_id) AS before,
                 count(*) FILTER (
-                    WHERE held.node_id = planned.node_id AND held.state IN ('assigned', 'running', 'succeeded')
+                    WHERE held.node_id = planned.node_id
+                      AND held.state IN ('assigned', 'running', 'succeeded')
                 ) AS here
             FROM job_assignments AS held
             WHERE held.job_id = planned.job_id
@@ -201,14 +213,16 @@ ASSIGN = Statement(
         CROSS JOIN LATERAL (
             SELECT coalesce(sum(held.cpus_milli), 0) AS cpus_milli, coalesce(sum(held.memory_bytes), 0) AS memory_bytes
             FROM job_assignments AS held
-            WHERE held.node_id = planned.node_id AND held.released_at IS NULL
+            WHERE held.node_id = planned.node_id
+              AND held.released_at IS NULL
         ) AS busy
         CROSS JOIN LATERAL (
             SELECT
                 coalesce(sum((living.resources ->> 'cpus_milli')::bigint), 0) AS cpus_milli,
                 coalesce(sum((living.resources ->> 'memory_bytes')::bigint), 0) AS memory_bytes
             FROM workspace_residencies AS living
-            WHERE living.node_id = planned.node_id AND living.released_at IS NULL
+            WHERE living.node_id = planned.node_id
+              AND living.released_at IS NULL
         ) AS resident
         WHERE node.status = 'online'
           AND node.eligible
@@ -247,6 +261,8 @@ ASSIGN = Statement(
 )
 
 
-def assign(tx: Tx, *, ids: Sequence[UUID], job_ids: Sequence[UUID], node_ids: Sequence[UUID], lease: timedelta) -> list[Made]:
+def assign(
+    tx: Tx, *, ids: Sequence[UUID], job_ids: Sequence[UUID], node_ids: Sequence[UUID], lease: timedelta
+) -> list[Made]:
     """Make the planned attempts that still fit, counted again; jobs and nodes are locked by the caller."""
     return tx.all(ASSIGN, ids=ids, job_ids=job_ids, node_ids=node_ids, lease=lease)
