@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,9 @@ from fleetward.controller.services import access
 from fleetward.controller.store.tx import PooledDatabase, open_pool
 
 
-@pytest.fixture(scope="session")
-def home() -> Iterator[Path]:
-    """A home whose folders PostgreSQL's own user can enter."""
+@contextmanager
+def throwaway() -> Iterator[Path]:
+    """A home whose folders PostgreSQL's own user can enter, gone afterwards with all that it made elsewhere."""
     folder = Path(tempfile.mkdtemp(prefix="fleetward-http-"))
     folder.chmod(0o711)
     try:
@@ -30,6 +30,20 @@ def home() -> Iterator[Path]:
     finally:
         remove_cluster(folder)
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def home() -> Iterator[Path]:
+    """The home of the controller that the tests ask."""
+    with throwaway() as folder:
+        yield folder
+
+
+@pytest.fixture
+def fresh() -> Iterator[Path]:
+    """A home of the test's own."""
+    with throwaway() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")
