@@ -56,9 +56,19 @@ class Server:
     def url(self, *, user: str = "postgres", database: str = "postgres") -> str:
         return make_conninfo("", host=str(self.socket_folder), user=user, dbname=database)
 
-    def execute(self, statement: sql.Composed) -> None:
+    def copy(self, template: str, name: str) -> None:
+        """Make a database from a template, as closed as the service's own."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(statement)
+            connection.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {}").format(
+                    sql.Identifier(name), sql.Identifier(template), sql.Identifier(migrate.OWNER)
+                )
+            )
+            migrate.close_database(connection, name)
+
+    def drop(self, name: str) -> None:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +122,11 @@ def make_clone(postgres: Server, template: str) -> Callable[[], AbstractContextM
     @contextmanager
     def clone() -> Generator[Clone]:
         name = f"clone_{next(numbers)}"
-        postgres.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {}").format(
-                sql.Identifier(name), sql.Identifier(template), sql.Identifier(migrate.OWNER)
-            )
-        )
+        postgres.copy(template, name)
         try:
             yield Clone(postgres, name)
         finally:
-            postgres.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+            postgres.drop(name)
 
     return clone
 

@@ -195,6 +195,12 @@ def _make_database(connection: psycopg.Connection, database: str) -> None:
                 name, sql.Identifier(OWNER)
             )
         )
+    close_database(connection, database)
+
+
+def close_database(connection: psycopg.Connection, database: str) -> None:
+    """Let nobody but our roles into a database, and nobody make temporary tables there."""
+    name = sql.Identifier(database)
     connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(name))
     logins = sql.SQL(", ").join(sql.Identifier(role.login) for role in Role)
     connection.execute(sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(name, logins))
