@@ -2,7 +2,7 @@
 
 import http.client
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
@@ -24,6 +24,7 @@ from fleetward.wire.handshake import (
 )
 from fleetward.wire.messages import (
     ChallengeRequest,
+    HeldAssignment,
     PairingCodeRequest,
     PairRequest,
     SessionRequest,
@@ -89,11 +90,11 @@ def _raw(path: str) -> str:
 def _finish(
     connection: http.client.HTTPConnection, sent: dict[str, str], body: bytes | Iterable[bytes] | None
 ) -> Answer:
-    is_chunked = body is not None and not isinstance(body, bytes)
-    if is_chunked:
-        sent["transfer-encoding"] = "chunked"
-    elif body is not None:
+    is_chunked = not isinstance(body, bytes | None)
+    if isinstance(body, bytes):
         sent.setdefault("content-length", str(len(body)))
+    elif is_chunked:
+        sent["transfer-encoding"] = "chunked"
     for name, value in sent.items():
         connection.putheader(name, value.encode())
     # Refused before all was sent: the answer is there all the same.
@@ -157,13 +158,13 @@ class Node:
             )
         )
         self.token = session.token
-        self._as_node = self._client.with_token(session.token)
+        self.client = self._client.with_token(session.token)
         self._sequence = 0
 
-    def sync(self, *, wait_seconds: float = 0.0) -> SyncReply:
-        """Say that nothing is held, and hear what should be."""
+    def sync(self, *, held: Sequence[HeldAssignment] = (), wait_seconds: float = 0.0) -> SyncReply:
+        """Say what is held, and hear what should be."""
         self._sequence += 1
-        return self._as_node.sync(SyncRequest(sequence=self._sequence, wait_seconds=wait_seconds))
+        return self.client.sync(SyncRequest(sequence=self._sequence, held=[*held], wait_seconds=wait_seconds))
 
     def close(self) -> None:
         """Hang up."""

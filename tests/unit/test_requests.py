@@ -169,9 +169,12 @@ def test_a_body_is_counted_as_it_arrives_whatever_its_headers_say() -> None:
     ],
 )
 def test_a_body_is_refused_by_its_headers_before_it_is_read(name: str, headers: dict[str, str]) -> None:
-    with pytest.raises((MalformedRequest, RequestTooLarge)):
+    def check() -> None:
         requests.check_size(BY_NAME[name], headers)
         requests.check_kind(BY_NAME[name], headers)
+
+    with pytest.raises((MalformedRequest, RequestTooLarge)):
+        check()
 
 
 @pytest.mark.parametrize("key", ["", "a b", "é", "x" * 256, "\t"])

@@ -7,7 +7,7 @@ that takes long.
 import errno
 import logging
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -27,29 +27,20 @@ class Starting:
 
     def __init__(self, home: Home) -> None:
         self._server = EmbeddedPostgres(home.path)
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._start, name="database", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._started = self._thread.submit(self._server.start)
 
     def admin_url(self) -> str:
         """Wait until the server is ready, and say where its administrator finds it."""
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        url = self._started.result()
         for notice in self._server.notices:
             _LOG.warning("%s", notice)
-        return self._server.url()
+        return url
 
     def stop(self) -> None:
         """Stop the server, also one that is still coming up."""
-        self._thread.join()
+        self._thread.shutdown()
         self._server.stop()
-
-    def _start(self) -> None:
-        try:
-            self._server.start()
-        except BaseException as error:  # told to whoever waits
-            self._failure = error
 
 
 @dataclass(frozen=True, slots=True)

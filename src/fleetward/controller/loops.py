@@ -7,7 +7,7 @@ goes on with growing pauses. Any number of controllers run all of them at once. 
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
@@ -113,18 +113,22 @@ class Duties:
         return False
 
 
+def loops_of(duties: Duties) -> tuple[Loop, ...]:
+    """Every loop that a controller runs, with what wakes it and how long it waits at most."""
+    hub, beat_seconds = duties.hub, duties.tempo.rhythm.beat.total_seconds()
+    return (
+        Loop("assign", duties.assign, hub.signal(ASSIGN), POLL_SECONDS),
+        Loop("verify", duties.verify, hub.signal(VERIFY), POLL_SECONDS),
+        Loop("upkeep", duties.keep_up, Signal(), min(POLL_SECONDS, beat_seconds / 4)),
+        Loop("presence", duties.be_present, Signal(), beat_seconds / 2),
+    )
+
+
 class Loops:
     """The loops as threads: started once, stopped once."""
 
-    def __init__(self, duties: Duties, *, channel: Channel) -> None:
-        hub, beat_seconds = duties.hub, duties.tempo.rhythm.beat.total_seconds()
-        scaled = min(POLL_SECONDS, beat_seconds / 4)
-        self._loops = (
-            Loop("assign", duties.assign, hub.signal(ASSIGN), POLL_SECONDS),
-            Loop("verify", duties.verify, hub.signal(VERIFY), POLL_SECONDS),
-            Loop("upkeep", duties.keep_up, Signal(), scaled),
-            Loop("presence", duties.be_present, Signal(), beat_seconds / 2),
-        )
+    def __init__(self, loops: Sequence[Loop], *, hub: Hub, channel: Channel) -> None:
+        self._loops = tuple(loops)
         self._hub = hub
         self._channel = channel
         self._is_stopping = threading.Event()
