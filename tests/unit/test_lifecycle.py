@@ -1,3 +1,5 @@
+"""The lifecycles as values: what they allow, and how they are walked."""
+
 import pytest
 
 from fleetward.domain.jobs import AssignmentState, JobStatus

@@ -1,6 +1,7 @@
 """The demo's work: an index of Python's own standard library, as JSON and as a picture.
 
-Runs by itself on a node, with nothing but the standard library: it is sent along as the job's input.
+Owns what is counted and how it is drawn. Refuses to import anything beyond the standard library, since it
+runs by itself on a node, sent along as the job's input.
 Same Python, same bytes: no clock and no chance in it, so that two nodes can be compared.
 """
 

@@ -1,6 +1,6 @@
 """The embedded PostgreSQL of a home: made, started, found again, stopped.
 
-The server is a child in a session of its own, on a socket in a private folder and nowhere else. It outlives a killed
+Owns the server's life: a child in a session of its own, on a socket in a private folder and nowhere else. It outlives a killed
 controller, and the next one adopts it. Refuses to know roles, schema and what the database is for.
 
 Three rules keep the data safe. A cluster appears under its name only when it is whole and on disk, so
