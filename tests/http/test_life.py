@@ -177,6 +177,21 @@ def test_a_killed_controller_starts_again_on_what_it_left(fresh: Path) -> None:
         stop(child)
 
 
+def test_a_database_that_is_killed_comes_back_by_itself(fresh: Path) -> None:
+    with process(fresh) as (child, announced):
+        pids = [int(path.read_text().split()[0]) for path in fresh.glob("pg/postmaster.pid")]
+        assert len(pids) == 1
+        os.kill(pids[0], signal.SIGKILL)
+        api = Api(announced.url, (fresh / "token").read_text().strip(), "", str)
+        assert child.stderr is not None
+        for line in child.stderr:
+            if "is started again" in line:
+                break
+        answers = (api.ask("GET", "/readyz").status for _ in range(10_000))
+        assert 200 in answers
+        stop(child)
+
+
 def test_a_key_that_proves_nobody_is_replaced_at_the_start(fresh: Path) -> None:
     (fresh / "token").write_text("fwt_nobody\n")
     with process(fresh) as (child, announced):

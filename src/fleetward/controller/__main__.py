@@ -6,7 +6,9 @@ Owns its commands, how an error at start is told, and exit statuses: 0 stopped o
 
 import argparse
 import json
+import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -19,7 +21,7 @@ from typing import Final
 from fleetward.controller import config
 from fleetward.controller.config import SETTINGS, Config
 from fleetward.controller.early import begin
-from fleetward.domain.errors import Fault, Refusal
+from fleetward.domain.errors import Fault, Refusal, Unexpected
 
 DONE: Final = 0
 USAGE: Final = 2
@@ -42,6 +44,9 @@ def main(arguments: Sequence[str]) -> int:
         return _tell(fault.message, fault.hint, FAULT)
     except BrokenPipeError:
         return DONE
+    except Exception as error:  # a bug of ours: the log has all of it, the caller one line
+        logging.getLogger(__name__).critical("the controller failed on a bug of ours", exc_info=error)
+        return _tell(f"the controller failed on a bug of its own: {type(error).__name__}", "its log says where", FAULT)
     return DONE
 
 
@@ -81,11 +86,15 @@ def _flag(parsed: argparse.Namespace, name: str) -> str | None:
 
 def _serve(settled: Config, _parsed: argparse.Namespace) -> None:
     """Run the controller until it is told to stop."""
-    stop = threading.Event()
+    stop, was_told = threading.Event(), threading.Event()
 
     def told(_number: int, _frame: FrameType | None) -> None:
+        was_told.set()
         stop.set()
 
+    # Every held call of a node is an open file.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, told)
     with ExitStack() as parts:
@@ -95,6 +104,8 @@ def _serve(settled: Config, _parsed: argparse.Namespace) -> None:
 
         bring_up(begun, parts=parts, ended=stop.set)
         stop.wait()
+    if not was_told.is_set():
+        raise Unexpected("the HTTP server ended by itself", hint="its log says why")
 
 
 def _config_show(settled: Config, parsed: argparse.Namespace) -> None:

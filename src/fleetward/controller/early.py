@@ -37,6 +37,13 @@ class Starting:
             _LOG.warning("%s", notice)
         return url
 
+    def keep_up(self) -> bool:
+        """Start the server again if it died; data that was promised is on its disk."""
+        if not self._server.running:
+            _LOG.error("PostgreSQL ended by itself and is started again; its log is postgres.log")
+            self._server.start()
+        return False
+
     def stop(self) -> None:
         """Stop the server, also one that is still coming up."""
         self._thread.shutdown()

@@ -7,6 +7,7 @@ goes on with growing pauses. Any number of controllers run all of them at once. 
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -152,8 +153,9 @@ class Loops:
         for loop in self._loops:
             loop.signal.set()
         self._hub.outbox_signal.set()
+        until = time.monotonic() + timeout
         for thread in self._threads:
-            thread.join(timeout)
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self, loop: Loop) -> None:
         pause = PAUSE_FIRST_SECONDS

@@ -24,10 +24,10 @@ from fleetward.controller.api.syncs import Batcher, Syncs
 from fleetward.controller.blobs import LocalBlobs
 from fleetward.controller.config import Config, Listen
 from fleetward.controller.early import Begun
-from fleetward.controller.hints import Hub
+from fleetward.controller.hints import Hub, Signal
 from fleetward.controller.home import BLOBS, KEYRING, OWNERS_KEY, Announcement, Home
 from fleetward.controller.keyring import Keyring
-from fleetward.controller.loops import Duties, Loops, Tempo, loops_of
+from fleetward.controller.loops import POLL_SECONDS, Duties, Loop, Loops, Tempo, loops_of
 from fleetward.controller.server import Server, TlsFiles, given_tls
 from fleetward.controller.services import access, presence
 from fleetward.controller.services.sync import SyncCall, sync
@@ -65,7 +65,10 @@ def bring_up(begun: Begun, *, parts: ExitStack, ended: Callable[[], None]) -> An
     duties = _appear(config, store, blobs, parts=parts)
     channel = PostgresChannel(conninfo, controller_id=duties.controller_id.hex)
     channel.join(shares_artifacts=config.artifacts_url is not None)
-    loops = Loops(loops_of(duties), hub=duties.hub, channel=channel)
+    running = loops_of(duties)
+    if begun.database is not None:
+        running = (*running, Loop("database", begun.database.keep_up, Signal(), POLL_SECONDS))
+    loops = Loops(running, hub=duties.hub, channel=channel)
     parts.callback(loops.stop, timeout=LOOPS_STOP_SECONDS)
     parts.callback(channel.close)
     context = _context(config, duties, identity, parts=parts)
