@@ -23,15 +23,42 @@ from typing import Final, Literal, assert_never
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
-from msgspec import field as struct_field
 
+from fleetward.agent.commands import (
+    Collect,
+    Command,
+    Forget,
+    Journal,
+    JournalEntry,
+    Leave,
+    OpenSession,
+    Renew,
+    Start,
+    Stop,
+    Sync,
+    Upload,
+    WakeAt,
+    Write,
+)
+from fleetward.agent.events import (
+    Collected,
+    CollectFailed,
+    EndedBy,
+    Event,
+    Observed,
+    Refused,
+    Replied,
+    SessionOpened,
+    Started,
+    StartFailed,
+    StopRequested,
+    Tick,
+    Uploaded,
+)
 from fleetward.domain.artifacts import INLINE_SYNC_BYTES_MAX
-from fleetward.domain.jobs import JobSpec
 from fleetward.domain.nodes import Load
 from fleetward.wire.messages import (
     AssignmentOrder,
-    DeclaredArtifact,
     HeldAssignment,
     InlineArtifact,
     SyncReply,
@@ -43,7 +70,6 @@ RETRY_FIRST: Final = 0.5  # seconds
 RETRY_MAX: Final = 30.0  # shorter than half of the shortest lease, so that an outage ends before trust does
 QUIET_MIN: Final = 1.0  # seconds between calls when replies bring nothing and come at once
 
-EndedBy = Literal["exited", "stopped", "deadline", "timeout", "start_failed", "lost"]
 End = Literal["succeeded", "failed", "cancelled", "lost"]
 
 
@@ -55,228 +81,6 @@ class Stage(IntEnum):
     COLLECTING = 2
     UPLOADING = 3
     REPORTING = 4
-
-
-# Events: what the driver tells the session
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The agent is up; every supervisor found on disk has been observed before this."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOpened:
-    """The controller gave this run its number."""
-
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
-class Replied:
-    """A sync was answered."""
-
-    reply: SyncReply
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A sync (by its sequence) or the opening of a session (sequence 0) was refused or failed."""
-
-    sequence: int
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """A supervisor was looked at. `is_gone`: no process of the attempt is left."""
-
-    id: UUID
-    is_running: bool
-    is_gone: bool = False
-    ended_by: EndedBy | None = None
-    exit_code: int | None = None
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The attempt could not be started at all; no process of it exists."""
-
-    id: UUID
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The files of an ended attempt: small ones with their bytes, large ones to upload; its log is with the controller."""
-
-    id: UUID
-    inline: tuple[InlineArtifact, ...]
-    large: tuple[DeclaredArtifact, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CollectFailed:
-    """The files of an ended attempt cannot be handed in."""
-
-    id: UUID
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Uploaded:
-    """All large files of the attempt are stored."""
-
-    id: UUID
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A time that was asked for with `WakeAt` has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Someone asked the agent to leave: after its work, or at once and leaving its work to the supervisors."""
-
-    at_once: bool
-
-
-Event = (
-    Started
-    | SessionOpened
-    | Replied
-    | Refused
-    | Observed
-    | StartFailed
-    | Collected
-    | CollectFailed
-    | Uploaded
-    | Tick
-    | StopRequested
-)
-
-
-# Commands: what the session tells the driver to do, in this order
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Put the journal on disk, synced, before any command that follows."""
-
-    journal: "Journal"
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSession:
-    """Ask for the next session with this nonce."""
-
-    last_session: int
-    nonce: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """Send this; a call that is still held may be given up for it."""
-
-    request: SyncRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Fetch the inputs and start the attempt, once; it may run until `deadline`."""
-
-    id: UUID
-    fence: int
-    job_id: UUID
-    attempt: int
-    spec: JobSpec
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """Let the attempt run until `deadline`, on the node's clock."""
-
-    id: UUID
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the attempt's whole tree: TERM, then KILL after the grace."""
-
-    id: UUID
-    grace_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Collect:
-    """Ship the rest of the log, find and hash the files, write the receipt. Without `wants_files` the receipt is all."""
-
-    id: UUID
-    fence: int
-    spec: JobSpec
-    wants_files: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """Store these files with the controller."""
-
-    id: UUID
-    fence: int
-    files: tuple[DeclaredArtifact, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Remove what is left of the attempt on disk."""
-
-    id: UUID
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send a `Tick` at that time; a later wish replaces an earlier one."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """End the agent. With `forgets_credential`, this machine is nobody's node any more."""
-
-    exit_status: int
-    message: str
-    forgets_credential: bool = False
-
-
-Command = Write | OpenSession | Sync | Start | Renew | Stop | Collect | Upload | Forget | WakeAt | Leave
-
-
-# What outlives this process
-
-
-class JournalEntry(Struct, frozen=True, kw_only=True):
-    """An attempt that this node has taken on. `failed` says why it never came to have a supervisor."""
-
-    id: UUID
-    fence: int
-    job_id: UUID
-    attempt: int
-    spec: JobSpec
-    failed: str = ""
-
-
-class Journal(Struct, frozen=True, kw_only=True):
-    """The session's number, the nonce of a session being opened, and what the node has taken on."""
-
-    last_session: int = 0
-    nonce: str = ""
-    held: list[JournalEntry] = struct_field(default_factory=list[JournalEntry])
 
 
 @dataclass(slots=True)
@@ -327,34 +131,43 @@ class Session:
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take one event in and return all that follows from it."""
         self._is_dirty = False
-        match event:
-            case Started():
-                commands = self._open()
-            case SessionOpened():
-                commands = self._begin(event.session, now=now)
-            case Replied():
-                commands = self._obey(event.reply, now=now)
-            case Refused():
-                commands = self._bear(event, now=now)
-            case Observed():
-                commands = self._observe(event)
-            case StartFailed():
-                commands = self._start_failed(event)
-            case Collected():
-                commands = self._collected(event)
-            case CollectFailed():
-                commands = self._end(event.id, "failed", event.message)
-            case Uploaded():
-                commands = self._uploaded(event.id)
-            case Tick():
-                commands = self._ask(now=now)
-            case StopRequested():
-                commands = self._stop_requested(at_once=event.at_once)
-            case _:
-                assert_never(event)
+        commands = self._take_in(event, now=now)
         if self._is_dirty:
             commands += self._ask(now=now)
         return commands + self._maybe_leave()
+
+    def _take_in(self, event: Event, *, now: float) -> list[Command]:
+        match event:
+            case Started():
+                return self._open()
+            case SessionOpened():
+                return self._begin(event.session, now=now)
+            case Replied():
+                return self._obey(event.reply, now=now)
+            case Refused():
+                return self._bear(event, now=now)
+            case Tick():
+                return self._ask(now=now)
+            case StopRequested():
+                return self._stop_requested(at_once=event.at_once)
+            case _:
+                return self._learn(event)
+
+    def _learn(self, event: Observed | StartFailed | Collected | CollectFailed | Uploaded) -> list[Command]:
+        """Take in what happened to one attempt."""
+        match event:
+            case Observed():
+                return self._observe(event)
+            case StartFailed():
+                return self._start_failed(event)
+            case Collected():
+                return self._collected(event)
+            case CollectFailed():
+                return self._end(event.id, "failed", event.message)
+            case Uploaded():
+                return self._uploaded(event.id)
+            case _:
+                assert_never(event)
 
     @property
     def held(self) -> frozenset[UUID]:
