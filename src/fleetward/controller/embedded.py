@@ -1,7 +1,7 @@
 """The embedded PostgreSQL of a home: made, started, found again, stopped.
 
-Owns the server's life: a child in a session of its own, on a socket in a private folder and nowhere else. It outlives a killed
-controller, and the next one adopts it. Refuses to know roles, schema and what the database is for.
+Owns the server's life: a child in a session of its own, on a socket in a private folder and nowhere else. It outlives
+a killed controller, and the next one adopts it. Refuses to know roles, schema and what the database is for.
 
 Three rules keep the data safe. A cluster appears under its name only when it is whole and on disk, so
 a first start that was cut leaves nothing to mistake for one. `postmaster.pid` is never deleted:
