@@ -32,16 +32,18 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """A home, and a folder to work in."""
+    """A home, a folder to work in, and one for what is temporary."""
 
     home: Path
     work: Path
+    temporary: Path
 
     @property
     def environment(self) -> dict[str, str]:
         """A person's environment, without any settings of whoever runs the tests."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("FLEETWARD_")}
-        return clean | {"FLEETWARD_HOME": str(self.home), "PYTHONPATH": str(SOURCES), "NO_COLOR": "1"}
+        ours = {"FLEETWARD_HOME": self.home, "PYTHONPATH": SOURCES, "TMPDIR": self.temporary, "NO_COLOR": "1"}
+        return clean | {name: str(value) for name, value in ours.items()}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Type a command and do not wait for its end."""
@@ -67,9 +69,9 @@ def a_house() -> Generator[House]:
     """A home below a folder that every user may enter, as the machines of the tests have it; gone afterwards."""
     top = Path(tempfile.mkdtemp(prefix="fwcli-"))
     top.chmod(0o755)
-    work = top / "work"
-    work.mkdir()
-    house = House(home=top / "home", work=work)
+    house = House(home=top / "home", work=top / "work", temporary=top / "t")
+    house.work.mkdir()
+    house.temporary.mkdir()
     try:
         yield house
     finally:

@@ -157,7 +157,10 @@ def _nodes(nodes: list[Node]) -> Finding:
 
 
 def _sandbox(nodes: list[Node]) -> Finding:
-    without = [node.name for node in nodes if node.status == NodeStatus.ONLINE and not has_sandbox(node)]
+    online = [node for node in nodes if node.status == NodeStatus.ONLINE]
+    if not online:
+        return Finding("sandbox", "not checked", "no node is online")
+    without = [node.name for node in online if not has_sandbox(node)]
     if without:
         return Finding(
             "sandbox",

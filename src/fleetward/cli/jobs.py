@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from fleetward.cli import fetch as fetching
-from fleetward.cli.output import FAILED, counts, instant, size, visible
+from fleetward.cli.output import DONE, FAILED, counts, instant, size, visible
 from fleetward.cli.settings import Settings, settings_of
 from fleetward.cli.story import sentence
 from fleetward.cli.watch import LogPrinter, copy_log, events, follow_events
@@ -222,10 +222,13 @@ def cancel(
     job = settings.client().cancel_job(job_id, request, idempotency_key=secrets.token_hex(16))
     if settings.output.is_json:
         settings.output.document(job)
-    elif job.status == JobStatus.CANCELLED:
-        settings.output.line(f"{job.id} cancelled")
+    elif JobStatus(job.status).is_ended:
+        settings.output.line(
+            f"{job.id} {'' if job.status == JobStatus.CANCELLED else 'had ended before: '}{job.status}"
+        )
     else:
         settings.output.line(f"{job.id} {job.status}; it is cancelled when its nodes have stopped")
+    raise typer.Exit(FAILED if job.status in {JobStatus.COMPLETED, JobStatus.FAILED} else DONE)
 
 
 def _all_jobs(client: Client, *, limit: int, status: str | None) -> Iterator[m.Job]:

@@ -51,7 +51,7 @@ def init(
 ) -> None:
     """Make the roles and the database on a PostgreSQL of your own; print the URL for `up --database-url`."""
     settings = settings_of(ctx, home=home)
-    printed = _ask_controller(settings, ["db-init", "--admin-url", admin_url], database_url)
+    printed = _ask_controller(["db-init", "--admin-url", admin_url], home=home, database_url=database_url)
     _say_url(settings, printed)
 
 
@@ -64,20 +64,18 @@ def url(
 ) -> None:
     """Print the database's URL for one of its roles."""
     settings = settings_of(ctx, home=home)
-    _say_url(settings, _ask_controller(settings, ["db-url", "--role", role], database_url))
+    _say_url(settings, _ask_controller(["db-url", "--role", role], home=home, database_url=database_url))
 
 
 @database.command(epilog="Example: fleetward db psql -- -c 'SELECT id, status FROM jobs'")
 def psql(
-    ctx: typer.Context,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS...", help="What psql takes.")] = None,
     role: Annotated[Literal["app", "owner", "ro"], typer.Option(help="As which role.")] = "owner",
     home: Home = None,
     database_url: DatabaseUrl = None,
 ) -> None:
     """Open psql on the database."""
-    settings = settings_of(ctx, home=home)
-    where = _ask_controller(settings, ["db-url", "--role", role], database_url).strip()
+    where = _ask_controller(["db-url", "--role", role], home=home, database_url=database_url).strip()
     program = _psql()
     sys.stdout.flush()
     # The password in the URL goes by the environment: a command line is open to all on this machine.
@@ -88,7 +86,7 @@ def psql(
 def migrate(ctx: typer.Context, home: Home = None, database_url: DatabaseUrl = None) -> None:
     """Bring the database's schema up to this program."""
     settings = settings_of(ctx, home=home)
-    applied = _ask_controller(settings, ["db-migrate"], database_url).split()
+    applied = _ask_controller(["db-migrate"], home=home, database_url=database_url).split()
     if settings.output.is_json:
         settings.output.document({"applied": applied})
         return
@@ -103,15 +101,17 @@ def show_config(ctx: typer.Context, home: Home = None) -> None:
     """Show each setting, its value and where it came from."""
     settings = settings_of(ctx, home=home)
     flags = ["--json"] if settings.output.is_json else []
-    sys.stdout.write(_ask_controller(settings, ["config-show", *flags], None))
+    sys.stdout.write(_ask_controller(["config-show", *flags], home=home))
 
 
-def _ask_controller(settings: Settings, arguments: list[str], database_url: str | None) -> str:
+def _ask_controller(arguments: list[str], *, home: Path | None, database_url: str | None = None) -> str:
+    """Have the controller program answer; without --home it finds the home just as this one does."""
     environment = dict(os.environ)
     if database_url is not None:
         environment["FLEETWARD_DATABASE_URL"] = database_url
+    flags = [] if home is None else ["--home", str(home)]
     done = subprocess.run(
-        [sys.executable, "-m", "fleetward.controller", *arguments, "--home", str(settings.home)],
+        [sys.executable, "-m", "fleetward.controller", *arguments, *flags],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
