@@ -83,7 +83,12 @@ def test_a_job_held_by_some_node_does_not_condemn_its_shape():
 def test_why_not_counts_each_excluded_node_once_by_its_first_reason():
     asked = job(1, labels={"zone": "lab"}, cpus_milli=2000, memory_bytes=10, sandbox="auto")
     lab = {"zone": "lab"}
-    rooms = [room(1), room(2, labels=lab), room(3, labels=lab, cpus_milli=2000), room(4, labels=lab, cpus_milli=2000, memory_bytes=10)]
+    rooms = [
+        room(1),
+        room(2, labels=lab),
+        room(3, labels=lab, cpus_milli=2000),
+        room(4, labels=lab, cpus_milli=2000, memory_bytes=10),
+    ]
     assert why_not(asked, rooms) == {"labels": 1, "cpus": 1, "memory": 1}
     assert why_not(replace(asked, sandbox="require", taken=frozenset({node(1)})), rooms) == {
         "already holds it": 1,

@@ -83,7 +83,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Ship the rest of the log, find and hash the files, write the receipt. Without `wants_files` the receipt is all."""
+    """Ship the rest of the log, find and hash the files, write the receipt; without `wants_files` no more."""
 
     id: UUID
     fence: int

@@ -62,7 +62,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The files of an ended attempt: small ones with their bytes, large ones to upload; its log is with the controller."""
+    """An ended attempt's log is with the controller; here are its files: small ones whole, large ones to upload."""
 
     id: UUID
     inline: tuple[InlineArtifact, ...]

@@ -117,7 +117,7 @@ class HeldAssignment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SyncRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a node holds. Sequences only grow within a session; `wait_seconds` is how long a quiet call may be held."""
+    """All that a node holds. Sequences grow within a session; a quiet call may be held for `wait_seconds`."""
 
     sequence: int
     load: Load = field(default_factory=Load)

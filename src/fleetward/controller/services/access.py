@@ -1,4 +1,4 @@
-"""Whose key is this, and what may it do?
+"""Whose key this is, and what it may do.
 
 Owns users and API keys: how a key is written, kept and recognised. Refuses to know routes: the endpoint
 table says which scope each needs.

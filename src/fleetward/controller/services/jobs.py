@@ -8,13 +8,13 @@ from uuid import UUID
 
 import msgspec
 
+from fleetward.controller.scheduler.plan import Candidate, why_not
 from fleetward.controller.services import assigning
 from fleetward.controller.store import artifacts as artifact_rows
 from fleetward.controller.store import assignments as assignment_rows
 from fleetward.controller.store import events as event_rows
 from fleetward.controller.store import jobs
 from fleetward.controller.store.tx import Database, Tx, as_json
-from fleetward.controller.scheduler.plan import Candidate, why_not
 from fleetward.domain.errors import (
     BlobNotFound,
     IdempotencyKeyReused,

@@ -88,9 +88,7 @@ def _use_code(tx: Tx, request: PairRequest, *, node_key: bytes, transcript: byte
     if code is None:
         raise _refused()
     try:
-        check_signature(
-            public_key=code.public_key, signature=_signature(request.code_signature), message=transcript
-        )
+        check_signature(public_key=code.public_key, signature=_signature(request.code_signature), message=transcript)
     except Unauthenticated as error:
         raise _refused() from error
     if code.used_at is not None:
@@ -161,4 +159,3 @@ def _signature(text: str) -> bytes:
         return decode(text)
     except ValueError as error:
         raise MalformedRequest("a key or signature is not base64url without padding") from error
-

@@ -65,10 +65,10 @@ def open_session(database: Database, request: SessionRequest, *, token_key: byte
         if node.status == "removed":
             raise removed(node.name)
         session = _next_session(tx, node, request)
-        if session is not None:
-            expires_at = tx.now + TOKEN_LASTS
+        expires_at = tx.now + TOKEN_LASTS
     if session is None:
         _fence(database, node)
+        raise cloned(node.name)
     credential = [node.id.hex, node.key_epoch, session, expires_at.timestamp()]
     token = _sealed(["session", *credential], key=token_key)
     return SessionReply(session=session, token=token, expires_at=expires_at)
@@ -142,7 +142,6 @@ def _fence(database: Database, node: nodes.NodeKey) -> None:
     with database.begin() as tx:
         nodes.lock(tx, [node.id])
         tx.maybe(nodes.FENCE_CLONE, node_id=node.id)
-    raise cloned(node.name)
 
 
 def cloned(name: str) -> NodeCloned:

@@ -148,7 +148,9 @@ def _read_report(round: _Round, call: SyncCall, rows: Mapping[UUID, HeldRow]) ->
         if row.id not in said and row.state != "assigned":
             claim = _claim(row, call.credential)
             if row.state == "running":
-                gone = HeldAssignment(id=row.id, fence=row.fence, state="lost", error="the node does not know it any more")
+                gone = HeldAssignment(
+                    id=row.id, fence=row.fence, state="lost", error="the node does not know it any more"
+                )
                 round.reports.append(_report(claim, row, gone))
             round.releases.append(claim)
 

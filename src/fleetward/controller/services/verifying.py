@@ -4,7 +4,7 @@ Owns the way of a verdict: claim in one short transaction, re-hash outside any, 
 the fence guards. Refuses to know what a check means: `verify.policy` judges.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
@@ -17,13 +17,14 @@ from fleetward.controller.store import artifacts, assignments, jobs
 from fleetward.controller.store.artifacts import Claimed, Evidence
 from fleetward.controller.store.tx import Database, Tx, as_json
 from fleetward.domain.artifacts import Verdict
-from fleetward.domain.errors import Fault, Refusal
+from fleetward.domain.errors import BlobNotFound, Fault, Refusal
 from fleetward.domain.jobs import JobSpec
 from fleetward.verify.digest import Digest, Measured
 from fleetward.verify.manifest import parse_entries
 from fleetward.verify.policy import judge, parse_rules
 
 CLAIM_LASTS = timedelta(minutes=10)  # longer than hashing the largest artifact takes; a dead verifier's claim lapses
+ERROR_PAUSE = timedelta(seconds=15)  # after trouble of our own, before the next look
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,9 @@ class VerifyRound:
 class _Finding:
     claimed: Claimed
     verdict: Verdict
-    checks: list[dict[str, object]]
+    checks: Sequence[Mapping[str, object]]
     error: str
+    rotten: tuple[Evidence, ...] = ()
 
 
 def verify(database: Database, blobs: BlobStore, *, verifier: str, limit: int = 100) -> VerifyRound:
@@ -62,26 +64,36 @@ def verify(database: Database, blobs: BlobStore, *, verifier: str, limit: int = 
 
 
 def _look(claimed: Claimed, spec: JobSpec, files: Sequence[Evidence], blobs: BlobStore) -> _Finding:
-    """Re-hash the stored bytes and judge them; trouble of our own blames nobody."""
+    """Re-hash the stored bytes and judge them: trouble of our own blames nobody, nonsense blames the node."""
     try:
-        measured = {file.path: _measure(file, blobs) for file in files if file.blob_size_bytes is not None}
+        measured = {file.path: found for file in files if (found := _measure(file, blobs)) is not None}
         judgement = judge(parse_rules(spec.artifacts), parse_entries(files), measured)
-    except (Fault, Refusal) as trouble:
-        checks: list[dict[str, object]] = [{"check": "storage", "passed": False, "message": trouble.message}]
-        return _Finding(claimed, Verdict.ERROR, checks, trouble.message)
-    return _Finding(claimed, judgement.verdict, judgement.checks_json(), judgement.error)
+    except Fault as trouble:
+        return _Finding(claimed, Verdict.ERROR, _one_check("storage", trouble.message), trouble.message)
+    except Refusal as nonsense:
+        return _Finding(claimed, Verdict.REJECTED, _one_check("manifest", nonsense.message), nonsense.message)
+    rotten = tuple(file for file in files if file.path in measured and measured[file.path].digest.hex != file.sha256)
+    return _Finding(claimed, judgement.verdict, judgement.checks_json(), judgement.error, rotten)
 
 
-def _measure(file: Evidence, blobs: BlobStore) -> Measured:
-    assert file.blob_size_bytes is not None
-    return blobs.rehash(
-        Location(
-            digest=Digest.parse(file.sha256),
-            size_bytes=file.blob_size_bytes,
-            pack=file.pack,
-            offset=file.pack_offset or 0,
-        )
+def _one_check(check: str, message: str) -> list[dict[str, object]]:
+    return [{"check": check, "passed": False, "message": message}]
+
+
+def _measure(file: Evidence, blobs: BlobStore) -> Measured | None:
+    """What the stored bytes are, or nothing when there are none: a row alone is no evidence."""
+    if file.blob_size_bytes is None:
+        return None
+    location = Location(
+        digest=Digest.parse(file.sha256),
+        size_bytes=file.blob_size_bytes,
+        pack=file.pack,
+        offset=file.pack_offset or 0,
     )
+    try:
+        return blobs.rehash(location)
+    except BlobNotFound:
+        return None
 
 
 def _record(tx: Tx, findings: Sequence[_Finding], *, verifier: str) -> set[UUID]:
@@ -112,6 +124,10 @@ def _record(tx: Tx, findings: Sequence[_Finding], *, verifier: str) -> set[UUID]
             errors=[finding.error for finding in rejected],
             actor=verifier,
         )
+    troubled = [finding.claimed.id for finding in findings if finding.verdict is Verdict.ERROR]
+    tx.run(artifacts.LET_GO, ids=troubled, pause=ERROR_PAUSE)
+    rotten = [file for finding in findings for file in finding.rotten]
+    tx.run(artifacts.CONDEMN, digests=[file.sha256 for file in rotten], packs=[file.pack for file in rotten])
     settled = {finding.claimed.job_id for finding in [*rejected, *verified]} - set(won)
     settling.settle(tx, settled, actor=verifier)
     return {row.node_id for row in losers} | {finding.claimed.node_id for finding in findings}

@@ -162,7 +162,21 @@ KEEP_BLOBS = Statement(
     FROM unnest(%(digests)s::text[], %(sizes)s::bigint[], %(packs)s::text[], %(offsets)s::bigint[])
         AS file (sha256, size_bytes, pack, pack_offset)
     ORDER BY file.sha256
-    ON CONFLICT (sha256) DO NOTHING
+    ON CONFLICT (sha256) DO UPDATE SET
+        state = 'stored', pack = excluded.pack, pack_offset = excluded.pack_offset, created_at = excluded.created_at
+    WHERE blobs.state = 'condemned'
+    """,
+    row=type(None),
+)
+
+# Bytes that are not what their row says: nobody reads them again, and the next good copy takes the row over.
+CONDEMN = Statement(
+    """
+    UPDATE blobs SET state = 'condemned'
+    FROM unnest(%(digests)s::text[], %(packs)s::text[]) AS rotten (sha256, pack)
+    WHERE blobs.sha256 = rotten.sha256
+      AND blobs.pack IS NOT DISTINCT FROM rotten.pack
+      AND blobs.state = 'stored'
     """,
     row=type(None),
 )
@@ -251,8 +265,8 @@ class Evidence:
 EVIDENCE = Statement(
     """
     SELECT
-        artifact.assignment_id, artifact.path, artifact.size_bytes, artifact.sha256, artifact.media_type, artifact.state,
-        blob.size_bytes AS blob_size_bytes, blob.pack, blob.pack_offset
+        artifact.assignment_id, artifact.path, artifact.size_bytes, artifact.sha256, artifact.media_type,
+        artifact.state, blob.size_bytes AS blob_size_bytes, blob.pack, blob.pack_offset
     FROM job_artifacts AS artifact
     LEFT JOIN blobs AS blob ON blob.sha256 = artifact.sha256 AND blob.state = 'stored'
     WHERE artifact.assignment_id = ANY (%(assignment_ids)s::uuid[])
@@ -292,7 +306,8 @@ RECORD = Statement(
     """
     SELECT
         verdict.id,
-        app.record_verification(verdict.id, verdict.fence, verdict.verdict, verdict.checks, %(verifier)s::text) AS outcome
+        app.record_verification(verdict.id, verdict.fence, verdict.verdict, verdict.checks, %(verifier)s::text)
+            AS outcome
     FROM unnest(%(ids)s::uuid[], %(fences)s::bigint[], %(verdicts)s::text[], %(checks)s::jsonb[])
         WITH ORDINALITY AS verdict (id, fence, verdict, checks, nth)
     ORDER BY verdict.nth
@@ -334,6 +349,17 @@ TELL_COMPLETED = Statement(
     FROM jobs
     WHERE jobs.id = ANY (%(job_ids)s::uuid[])
     ORDER BY jobs.id
+    """,
+    row=type(None),
+)
+
+# After trouble of the verifier's own the claim is shortened, so that the attempt is looked at again soon.
+LET_GO = Statement(
+    """
+    UPDATE job_assignments SET verify_claimed_until = %(now)s::timestamptz + %(pause)s::interval
+    WHERE id = ANY (%(ids)s::uuid[])
+      AND state = 'succeeded'
+      AND artifacts_verified_at IS NULL
     """,
     row=type(None),
 )

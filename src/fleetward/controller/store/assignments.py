@@ -97,7 +97,10 @@ REPORT = Statement(
         INSERT INTO job_events (job_id, assignment_id, node_id, kind, actor, at, data)
         SELECT
             moved.job_id, moved.id, moved.node_id,
-            'assignment.' || CASE WHEN moved.state = 'running' THEN 'started' ELSE coalesce(moved.outcome, moved.state) END,
+            'assignment.' || CASE moved.state
+                WHEN 'running' THEN 'started'
+                ELSE coalesce(moved.outcome, moved.state)
+            END,
             'node:' || moved.node_id, %(now)s::timestamptz,
             jsonb_build_object('assignment', to_jsonb(moved) - 'id' - 'job_id' - 'node_id')
         FROM moved
@@ -230,7 +233,8 @@ EXPIRE = Statement(
             error = 'the lease ran out: the node was not heard of in time'
         FROM held
         WHERE moving.id = held.id
-        RETURNING moving.id, moving.job_id, moving.node_id, moving.state, moving.outcome, moving.finished_at, moving.error
+        RETURNING
+            moving.id, moving.job_id, moving.node_id, moving.state, moving.outcome, moving.finished_at, moving.error
     ), told AS (
         INSERT INTO job_events (job_id, assignment_id, node_id, kind, actor, at, data)
         SELECT
@@ -263,12 +267,20 @@ REJECT = Statement(
             error = held.error
         FROM held
         WHERE moving.id = held.id
-        RETURNING moving.id, moving.job_id, moving.node_id, moving.state, moving.outcome, moving.finished_at, moving.error
+        RETURNING
+            moving.id, moving.job_id, moving.node_id, moving.state, moving.outcome, moving.finished_at, moving.error
     ), told AS (
         INSERT INTO job_events (job_id, assignment_id, node_id, kind, actor, at, data)
         SELECT
             moved.job_id, moved.id, moved.node_id, 'assignment.rejected', %(actor)s::text, %(now)s::timestamptz,
-            jsonb_build_object('assignment', to_jsonb(moved) - 'id' - 'job_id' - 'node_id')
+            jsonb_build_object(
+                'assignment', to_jsonb(moved) - 'id' - 'job_id' - 'node_id',
+                'artifacts', (
+                    SELECT coalesce(jsonb_agg(to_jsonb(file) ORDER BY file.path), '[]'::jsonb)
+                    FROM job_artifacts AS file
+                    WHERE file.assignment_id = moved.id
+                )
+            )
         FROM moved
     )
     SELECT id, job_id, node_id, state, outcome FROM moved
@@ -293,7 +305,8 @@ CANCEL_OPEN = Statement(
             error = %(reason)s::text
         FROM held
         WHERE moving.id = held.id
-        RETURNING moving.id, moving.job_id, moving.node_id, moving.state, moving.outcome, moving.finished_at, moving.error
+        RETURNING
+            moving.id, moving.job_id, moving.node_id, moving.state, moving.outcome, moving.finished_at, moving.error
     ), told AS (
         INSERT INTO job_events (job_id, assignment_id, node_id, kind, actor, at, data)
         SELECT

@@ -279,7 +279,11 @@ MOVE = Statement(
         INSERT INTO job_events (job_id, kind, actor, at, data)
         SELECT
             moved.id,
-            CASE moved.status WHEN 'queued' THEN 'job.requeued' WHEN 'running' THEN 'job.settled' ELSE 'job.' || moved.status END,
+            CASE moved.status
+                WHEN 'queued' THEN 'job.requeued'
+                WHEN 'running' THEN 'job.settled'
+                ELSE 'job.' || moved.status
+            END,
             %(actor)s::text, %(now)s::timestamptz, jsonb_build_object('job', to_jsonb(moved) - 'id')
         FROM moved
     )

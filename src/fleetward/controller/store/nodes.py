@@ -329,7 +329,8 @@ BEAT = Statement(
     """
     WITH beats AS MATERIALIZED (
         SELECT * FROM unnest(
-            %(node_ids)s::uuid[], %(sessions)s::bigint[], %(key_epochs)s::int[], %(sequences)s::bigint[], %(loads)s::jsonb[]
+            %(node_ids)s::uuid[], %(sessions)s::bigint[], %(key_epochs)s::int[], %(sequences)s::bigint[],
+            %(loads)s::jsonb[]
         ) AS beat (node_id, session, key_epoch, sequence, load)
     )
     INSERT INTO node_heartbeats AS kept (node_id, session, sequence, seen_at, beat_seconds, load)

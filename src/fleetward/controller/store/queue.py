@@ -86,8 +86,8 @@ CANDIDATES = Statement(
         )
     )
     SELECT
-        jobs.id, jobs.owner_id, jobs.shape, jobs.priority, jobs.created_at, jobs.cpus_milli, jobs.memory_bytes, jobs.spec,
-        jobs.replicas - tally.counted AS wanted, tally.taken, tally.failed
+        jobs.id, jobs.owner_id, jobs.shape, jobs.priority, jobs.created_at, jobs.cpus_milli, jobs.memory_bytes,
+        jobs.spec, jobs.replicas - tally.counted AS wanted, tally.taken, tally.failed
     FROM best
     JOIN jobs ON jobs.id = best.id
     CROSS JOIN LATERAL (
@@ -126,7 +126,7 @@ ROOMS = Statement(
         node.cpus_milli - coalesce(held.cpus_milli, 0)::int - coalesce(living.cpus_milli, 0)::int AS cpus_milli,
         node.memory_bytes - coalesce(held.memory_bytes, 0)::bigint - coalesce(living.memory_bytes, 0)::bigint
             AS memory_bytes,
-        coalesce((node.inventory -> 'sandbox' ->> 'bwrap')::boolean, false) AS has_sandbox
+        coalesce(node.inventory -> 'sandbox' ->> 'sandbox', 'none') <> 'none' AS has_sandbox
     FROM compute_nodes AS node
     LEFT JOIN LATERAL (
         SELECT sum(cpus_milli) AS cpus_milli, sum(memory_bytes) AS memory_bytes FROM job_assignments

@@ -68,7 +68,7 @@ GRANT INSERT (assignment_id, node_id, device_uuid), UPDATE (released_at) ON assi
 GRANT INSERT, DELETE ON job_log_chunks TO fleetward_app;
 
 -- Artifacts
-GRANT INSERT, UPDATE (state, pack, pack_offset), DELETE ON blobs TO fleetward_app;
+GRANT INSERT, UPDATE (state, pack, pack_offset, created_at), DELETE ON blobs TO fleetward_app;
 GRANT INSERT, DELETE ON blob_owners TO fleetward_app;
 GRANT
     INSERT (id, job_id, assignment_id, path, size_bytes, sha256, media_type, is_receipt, declared_at),
