@@ -35,6 +35,7 @@ REPEAT_MAX: Final = 2  # further tries of a call that may be repeated
 REPEAT_DELAY: Final = timedelta(milliseconds=200)  # doubled each time
 REPEATABLE_STATUS: Final = frozenset({502, 503, 504})
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
+UNTRUSTED: Final = "its certificate is not trusted"
 PIECE_BYTES: Final = 256 * 1024
 
 R = TypeVar("R")
@@ -80,10 +81,11 @@ class _Pool:
 
     def unreachable(self, error: BaseException) -> Unreachable:
         """Say that the controller cannot be reached, and why."""
-        return Unreachable(
-            f"no answer from the controller at {self.url}: {_reason(error)}",
-            hint="check that it runs there (`fleetward up`), and the URL (`--url`, FLEETWARD_URL)",
-        )
+        reason = _reason(error)
+        hint = "check that it runs there (`fleetward up`), and the URL (`--url`, FLEETWARD_URL)"
+        if reason.startswith(UNTRUSTED):
+            hint = "if it made its certificate itself, name its key: FLEETWARD_PIN=… (`pin` in its controller.json)"
+        return Unreachable(f"no answer from the controller at {self.url}: {reason}", hint=hint)
 
 
 def _reason(error: BaseException) -> str:
@@ -93,7 +95,7 @@ def _reason(error: BaseException) -> str:
     if inner is not None:
         return _reason(inner)
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
+        return f"{UNTRUSTED}: {error.verify_message}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(error).rsplit(": ", 1)[-1].lower() or type(error).__name__
@@ -137,8 +139,8 @@ def _pinned(url: str, *, pin: str) -> type[HTTPSConnection]:
             if found != pin:
                 self.close()
                 raise WrongPin(
-                    f"the controller at {url} has the key {found}, not {pin} as the join string says",
-                    hint="make sure that nothing stands between; else make a new join string: `fleetward node pair`",
+                    f"the controller at {url} has the key {found}, and not the expected {pin}",
+                    hint="make sure that nothing stands between; a new join string (`fleetward node pair`) has its pin",
                 )
             self.is_verified = True
 

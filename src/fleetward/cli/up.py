@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Final, NoReturn
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -139,6 +141,7 @@ class _Keeper:
         processes.hear_signals(self._news)
         try:
             told = self._start_controller()
+            self._wanted = _at_the_same_place(self._wanted, told)
             node = self._pair(told) if told.local_node else None
             if node is not None:
                 self._start_agent()
@@ -241,6 +244,15 @@ class _Keeper:
             if child is not None:
                 child.stop()
         processes.forget_running(self._settings.home)
+
+
+def _at_the_same_place(wanted: fleet.Wanted, told: ControllerFile) -> fleet.Wanted:
+    """Keep the port that was taken: nodes know the controller by it, also when it is started again."""
+    parts = urlsplit(told.url)
+    if parts.hostname is None or parts.port is None or not any(flag.endswith(":0") for flag in wanted.flags):
+        return wanted
+    flags = [flag.removesuffix(":0") + f":{parts.port}" if flag.endswith(":0") else flag for flag in wanted.flags]
+    return replace(wanted, flags=flags)
 
 
 def _say_next(settings: Settings) -> None:
