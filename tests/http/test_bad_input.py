@@ -185,7 +185,7 @@ def test_the_same_key_and_document_make_one_job_and_another_document_is_refused(
             "POST",
             "/api/v1/jobs",
             credential=api.owner,
-            body=json.dumps({"command": [command]}).encode(),
+            body=json.dumps({"command": [command], "labels": {"nowhere": "yes"}}).encode(),
             content_type="application/json",
             headers={"idempotency-key": "the-same-key"},
         )

@@ -55,19 +55,19 @@ def small(path: str, content: bytes) -> InlineArtifact:
     return InlineArtifact(path=path, size_bytes=said.size_bytes, sha256=said.sha256, content=content)
 
 
-def given(node: Node) -> AssignmentOrder:
-    """Wait for work."""
+def given(node: Node, job_id: str) -> AssignmentOrder:
+    """Wait for the job to be handed over."""
     while True:
-        orders = node.sync(wait_seconds=30).assignments
-        if orders:
-            return orders[0]
+        for order in node.sync(wait_seconds=30).assignments:
+            if str(order.job_id) == job_id:
+                return order
 
 
 def test_a_job_is_done_and_its_bytes_are_those_that_the_node_brought(api: Api, node: Node) -> None:
     content = bytes(range(256)) * (3 * PIECE // 256) + b"the end"
     receipt = b'{"command": ["make", "it"]}'
     job_id = submit(api, node, artifacts=[{"path": "out/*.bin"}])
-    order = given(node)
+    order = given(node, job_id)
     node.sync(held=[HeldAssignment(id=order.id, fence=order.fence, state="running")])
     client = node.client
     assert client.append_log(order.id, fence=order.fence, offset=0, content=b"making\n").received_bytes == 7
@@ -109,7 +109,7 @@ def test_a_job_is_done_and_its_bytes_are_those_that_the_node_brought(api: Api, n
 
 def test_small_files_travel_inside_the_report(api: Api, node: Node) -> None:
     job_id = submit(api, node, artifacts=[{"path": "out.txt"}])
-    order = given(node)
+    order = given(node, job_id)
     inline = [small("out.txt", b"hi\n"), small(RECEIPT_PATH, b"{}")]
     node.sync(
         held=[
