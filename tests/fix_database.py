@@ -156,7 +156,7 @@ def database(clone: Clone) -> Generator[PooledDatabase]:
 def tx(shared_clone: Clone) -> Generator[Tx]:
     """A transaction of the service that is rolled back."""
     with closing(shared_clone.connect()) as connection:
-        yield Tx(connection, entropy=_OsEntropy())
+        yield Tx(connection, entropy=Apart())
         connection.rollback()
 
 
@@ -176,7 +176,7 @@ def app(shared_clone: Clone) -> Generator[psycopg.Connection]:
         connection.rollback()
 
 
-class _OsEntropy:
+class Apart:
     """Chance for a transaction that no pool has begun."""
 
     def begin(self) -> AbstractContextManager[Tx]:

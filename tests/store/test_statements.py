@@ -60,7 +60,7 @@ STATEMENTS = dict(_statements())
 
 
 def _described(connection: psycopg.Connection, statement: Statement[object]) -> list[tuple[str, str]]:
-    """Prepare it as the driver would; the name and PostgreSQL's type of each column."""
+    """Prepare it as the driver would, have it planned; the name and PostgreSQL's type of each column."""
     numbers: dict[str, int] = {}
 
     def number(match: re.Match[str]) -> str:
@@ -70,6 +70,9 @@ def _described(connection: psycopg.Connection, statement: Statement[object]) -> 
     prepared = connection.pgconn.prepare(b"checked", text.encode())
     assert not prepared.error_message, prepared.error_message.decode()
     found = connection.pgconn.describe_prepared(b"checked")
+    # A plan is where the rights of the role on each table and column are checked.
+    given = f" ({', '.join(['NULL'] * len(numbers))})" if numbers else ""
+    connection.execute(f"EXPLAIN EXECUTE checked{given}".encode())
     kinds = dict(connection.execute("SELECT oid::int8, typname::text FROM pg_type").fetchall())
     return [((found.fname(nth) or b"").decode(), kinds[found.ftype(nth)]) for nth in range(found.nfields)]
 
@@ -89,7 +92,7 @@ def _takes(annotation: object, kind: str) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(STATEMENTS))
-def test_a_statement_is_prepared_and_gives_the_row_that_it_says(name, app):
+def test_the_service_may_run_a_statement_and_it_gives_the_row_that_it_says(name, app):
     statement = STATEMENTS[name]
     found = _described(app, statement)
     if statement.row is NoneType:
