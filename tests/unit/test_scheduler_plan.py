@@ -31,7 +31,7 @@ def job(number: int, **more: object) -> Candidate:
         sandbox="auto",
         wanted=1,
     )
-    return replace(plain, **more)  # pyright: ignore[reportArgumentType]
+    return replace(plain, **more)
 
 
 def room(number: int, *, cpus_milli: int = 1000, memory_bytes: int = 0, labels: dict[str, str] | None = None) -> Room:
