@@ -1,6 +1,8 @@
 """What the session tells the driver to do, and the journal that outlives both.
 
-Owns the commands, as values. Refuses to know how they are carried out.
+Owns the commands, as values. Refuses to know how they are carried out. They are carried out in order, and
+a `Write` that fails turns the `Start` and the `OpenSession` behind it into `StartFailed` and `Refused`:
+nothing follows from a belief that a crash would lose.
 """
 
 from dataclasses import dataclass
@@ -8,19 +10,27 @@ from uuid import UUID
 
 from msgspec import Struct, field
 
+from fleetward.agent.events import Blame
 from fleetward.domain.jobs import JobSpec
 from fleetward.wire.messages import DeclaredArtifact, SyncRequest
 
 
+class Unstarted(Struct, frozen=True, kw_only=True):
+    """Why an attempt never came to have a supervisor, whose folder would tell."""
+
+    blame: Blame
+    message: str
+
+
 class JournalEntry(Struct, frozen=True, kw_only=True):
-    """An attempt that this node has taken on. `failed` says why it never came to have a supervisor."""
+    """An attempt that this node has taken on."""
 
     id: UUID
     fence: int
     job_id: UUID
     attempt: int
     spec: JobSpec
-    failed: str = ""
+    unstarted: Unstarted | None = None
 
 
 class Journal(Struct, frozen=True, kw_only=True):
@@ -55,19 +65,16 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Fetch the inputs and start the attempt, once; it may run until `deadline`."""
+    """Fetch the inputs and start the attempt, once; it may run until `margin_seconds` before `deadline`."""
 
-    id: UUID
-    fence: int
-    job_id: UUID
-    attempt: int
-    spec: JobSpec
+    entry: JournalEntry
     deadline: float
+    margin_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Let the attempt run until `deadline`, on the node's clock."""
+    """Let the attempt run on towards a later deadline, on the node's clock."""
 
     id: UUID
     deadline: float
@@ -75,7 +82,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the attempt's whole tree: TERM, then KILL after the grace."""
+    """End the attempt's whole tree: TERM, then KILL after the grace. One that is just starting never gets going."""
 
     id: UUID
     grace_seconds: float
@@ -83,11 +90,9 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Ship the rest of the log, find and hash the files, write the receipt; without `wants_files` no more."""
+    """Ship the rest of the log, find and hash the files, write the receipt. Without `wants_files` that is all."""
 
-    id: UUID
-    fence: int
-    spec: JobSpec
+    entry: JournalEntry
     wants_files: bool
 
 
@@ -95,8 +100,7 @@ class Collect:
 class Upload:
     """Store these files with the controller."""
 
-    id: UUID
-    fence: int
+    entry: JournalEntry
     files: tuple[DeclaredArtifact, ...]
 
 

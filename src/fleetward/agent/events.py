@@ -10,6 +10,7 @@ from uuid import UUID
 from fleetward.wire.messages import DeclaredArtifact, InlineArtifact, SyncReply
 
 EndedBy = Literal["exited", "stopped", "deadline", "timeout", "start_failed", "lost"]
+Blame = Literal["failed", "lost"]  # the job's own doing, or the node's
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A sync (by its sequence) or the opening of a session (sequence 0) was refused or failed."""
+    """A sync (by its sequence) or the opening of a session (sequence 0) was refused, or had no answer in time."""
 
     sequence: int
     code: str
@@ -58,11 +59,12 @@ class StartFailed:
 
     id: UUID
     message: str
+    blame: Blame = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """An ended attempt's log is with the controller; here are its files: small ones whole, large ones to upload."""
+    """What an ended attempt hands in: small files with their bytes, large ones to upload. Its log is complete there."""
 
     id: UUID
     inline: tuple[InlineArtifact, ...]
@@ -70,18 +72,19 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectFailed:
-    """The files of an ended attempt cannot be handed in."""
-
-    id: UUID
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class Uploaded:
     """All large files of the attempt are stored."""
 
     id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class HandInFailed:
+    """The files of an ended attempt cannot be collected or stored."""
+
+    id: UUID
+    message: str
+    blame: Blame = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +99,5 @@ class StopRequested:
     at_once: bool
 
 
-Event = (
-    Started
-    | SessionOpened
-    | Replied
-    | Refused
-    | Observed
-    | StartFailed
-    | Collected
-    | CollectFailed
-    | Uploaded
-    | Tick
-    | StopRequested
-)
+OfAttempt = Observed | StartFailed | Collected | Uploaded | HandInFailed
+Event = Started | SessionOpened | Replied | Refused | OfAttempt | Tick | StopRequested

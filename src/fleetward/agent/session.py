@@ -8,15 +8,17 @@ anything follows from it.
 
 The life of one attempt, in stages:
 
-    STARTING -> RUNNING -> COLLECTING -> UPLOADING -> REPORTING -> (forgotten)
+    TAKEN -> STARTING -> RUNNING -> COLLECTING -> UPLOADING -> REPORTING -> (forgotten)
 
-An attempt is started once: the journal names it before `Start`, and a start that was commanded twice
-finds its own supervisor. It is reported as succeeded only when its log and all its files are with the
-controller or in the report itself. It is forgotten only when its processes are gone and the controller
-no longer lists it.
+It is TAKEN once the journal names it, and starts when the controller has answered a call that named it:
+only such an answer is a lease, and a lease counts from when we asked. From STARTING on there may be
+processes, until they are observed gone. It is reported as succeeded only when its log and all its files
+are with the controller or in the report itself. It is forgotten only when its processes are gone and
+the controller no longer lists it.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, Literal, assert_never
@@ -36,16 +38,18 @@ from fleetward.agent.commands import (
     Start,
     Stop,
     Sync,
+    Unstarted,
     Upload,
     WakeAt,
     Write,
 )
 from fleetward.agent.events import (
     Collected,
-    CollectFailed,
     EndedBy,
     Event,
+    HandInFailed,
     Observed,
+    OfAttempt,
     Refused,
     Replied,
     SessionOpened,
@@ -57,38 +61,43 @@ from fleetward.agent.events import (
 )
 from fleetward.domain.artifacts import INLINE_SYNC_BYTES_MAX
 from fleetward.domain.nodes import Load
-from fleetward.wire.messages import (
-    AssignmentOrder,
-    HeldAssignment,
-    InlineArtifact,
-    SyncReply,
-    SyncRequest,
-)
+from fleetward.wire.messages import AssignmentOrder, HeldAssignment, InlineArtifact, SyncReply, SyncRequest
+
+REMOVED: Final = 5  # exit statuses of the agent
+TOO_OLD: Final = 6
+CLONED: Final = 3
 
 GRACE_SECONDS: Final = 10.0  # between TERM and KILL
+MARGIN_SECONDS_MAX: Final = 10.0  # a tree is ended this long before its lease is; a sixth of a short one
+BEAT_SECONDS: Final = 10.0  # until the controller dictates another
 RETRY_FIRST: Final = 0.5  # seconds
-RETRY_MAX: Final = 30.0  # shorter than half of the shortest lease, so that an outage ends before trust does
-QUIET_MIN: Final = 1.0  # seconds between calls when replies bring nothing and come at once
+RETRY_MAX: Final = 30.0  # a third of the shortest lease, so that a short outage costs no work
+QUIET_SECONDS: Final = 1.0  # between calls, once replies keep coming at once and bring nothing
+IDLE_REPLIES_MAX: Final = (
+    3  # a hint may end a hold early and for nothing; a controller that never holds must not spin us
+)
 
 End = Literal["succeeded", "failed", "cancelled", "lost"]
+State = Literal["assigned", "running", "succeeded", "failed", "cancelled", "lost"]
 
 
 class Stage(IntEnum):
     """How far an attempt has come on this node."""
 
-    STARTING = 0
-    RUNNING = 1
-    COLLECTING = 2
-    UPLOADING = 3
-    REPORTING = 4
+    TAKEN = 0
+    STARTING = 1
+    RUNNING = 2
+    COLLECTING = 3
+    UPLOADING = 4
+    REPORTING = 5
 
 
 @dataclass(slots=True)
 class _Attempt:
     entry: JournalEntry
-    stage: Stage = Stage.STARTING
+    stage: Stage = Stage.TAKEN
     known: Literal["run", "stop"] = "run"
-    is_commanded: bool = False
+    named_in: int | None = None  # the first call that told the controller of it
     is_dropped: bool = False
     is_gone: bool = False
     ended_by: EndedBy | None = None
@@ -98,11 +107,28 @@ class _Attempt:
     inline: tuple[InlineArtifact, ...] = ()
 
     @property
-    def state(self) -> Literal["assigned", "running", "succeeded", "failed", "cancelled", "lost"]:
+    def id(self) -> UUID:
+        return self.entry.id
+
+    @property
+    def may_live(self) -> bool:
+        return self.stage >= Stage.STARTING and not self.is_gone
+
+    @property
+    def state(self) -> State:
         if self.stage is Stage.REPORTING:
             assert self.final is not None, "an attempt reports its end only when it has one"
             return self.final
-        return "assigned" if self.stage is Stage.STARTING else "running"
+        return "running" if self.stage >= Stage.RUNNING else "assigned"
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """What one reply grants to the attempts that its call named."""
+
+    sequence: int
+    deadline: float
+    margin_seconds: float
 
 
 @dataclass(slots=True)
@@ -117,22 +143,33 @@ class Session:
     _sequence: int = field(default=0, init=False)
     _accepted: int = field(default=0, init=False)
     _asked_at: dict[int, float] = field(default_factory=dict[int, float], init=False)
-    _beat_seconds: float = field(default=10.0, init=False)
+    _beat_seconds: float = field(default=BEAT_SECONDS, init=False)
     _failures: int = field(default=0, init=False)
+    _idle_replies: int = field(default=0, init=False)
     _is_opening: bool = field(default=False, init=False)
     _is_dirty: bool = field(default=False, init=False)
     _is_leaving: bool = field(default=False, init=False)
     _verdict: Leave | None = field(default=None, init=False)
+    _has_left: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         for entry in self.journal.held:
-            self._attempts[entry.id] = self._resumed(entry)
+            attempt = self._attempts[entry.id] = _Attempt(entry)
+            if entry.unstarted is not None:
+                self._end_unstarted(attempt, entry.unstarted.blame, entry.unstarted.message)
+
+    @property
+    def held(self) -> frozenset[UUID]:
+        """The attempts that this node knows of."""
+        return frozenset(self._attempts)
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
         """Take one event in and return all that follows from it."""
+        if self._has_left:
+            return []
         self._is_dirty = False
         commands = self._take_in(event, now=now)
-        if self._is_dirty:
+        if self._is_dirty and self._session != 0:
             commands += self._ask(now=now)
         return commands + self._maybe_leave()
 
@@ -141,7 +178,7 @@ class Session:
             case Started():
                 return self._open()
             case SessionOpened():
-                return self._begin(event.session, now=now)
+                return self._begin(event.session)
             case Replied():
                 return self._obey(event.reply, now=now)
             case Refused():
@@ -149,43 +186,16 @@ class Session:
             case Tick():
                 return self._ask(now=now)
             case StopRequested():
-                return self._stop_requested(at_once=event.at_once)
+                return self._stop_requested(event)
             case _:
-                return self._learn(event)
-
-    def _learn(self, event: Observed | StartFailed | Collected | CollectFailed | Uploaded) -> list[Command]:
-        """Take in what happened to one attempt."""
-        match event:
-            case Observed():
-                return self._observe(event)
-            case StartFailed():
-                return self._start_failed(event)
-            case Collected():
-                return self._collected(event)
-            case CollectFailed():
-                return self._end(event.id, "failed", event.message)
-            case Uploaded():
-                return self._uploaded(event.id)
-            case _:
-                assert_never(event)
-
-    @property
-    def held(self) -> frozenset[UUID]:
-        """The attempts that this node knows of."""
-        return frozenset(self._attempts)
+                attempt = self._attempts.get(event.id)
+                return self._unknown(event) if attempt is None else self._learn(attempt, event)
 
     # Sessions and calls
 
-    def _resumed(self, entry: JournalEntry) -> _Attempt:
-        attempt = _Attempt(entry)
-        if entry.failed:
-            attempt.stage, attempt.final = Stage.REPORTING, "failed"
-            attempt.error, attempt.is_gone = entry.failed, True
-        return attempt
-
     def _open(self) -> list[Command]:
         """Ask for a session. The nonce is on disk first and reused until an answer is, so a lost one costs nothing."""
-        if self._is_opening:
+        if self._is_opening or self._verdict is not None:
             return []
         self._session, self._is_opening = 0, True
         commands: list[Command] = []
@@ -193,11 +203,13 @@ class Session:
             commands += self._write(nonce=f"{self.rng.getrandbits(128):032x}")
         return [*commands, OpenSession(last_session=self.journal.last_session, nonce=self.journal.nonce)]
 
-    def _begin(self, session: int, *, now: float) -> list[Command]:
-        self._session, self._sequence, self._accepted = session, 0, 0
-        self._is_opening, self._failures = False, 0
+    def _begin(self, session: int) -> list[Command]:
+        if session <= self.journal.last_session:
+            return []
+        # Sequences go on across sessions: then no answer of an earlier session can be taken for one of this.
         self._asked_at.clear()
-        return [*self._write(last_session=session, nonce=""), *self._ask(now=now)]
+        self._session, self._is_opening, self._failures, self._is_dirty = session, False, 0, True
+        return self._write(last_session=session, nonce="")
 
     def _ask(self, *, now: float) -> list[Command]:
         """Say all that is held. Without a session, ask for one instead."""
@@ -207,16 +219,15 @@ class Session:
             return self._open()
         self._sequence += 1
         self._asked_at[self._sequence] = now
-        return [
-            Sync(
-                SyncRequest(
-                    sequence=self._sequence,
-                    load=self.load,
-                    held=self._report(),
-                    wait_seconds=self._beat_seconds,
-                )
-            )
-        ]
+        # What waits for its lease should not wait for the end of a hold.
+        is_waiting = any(attempt.stage is Stage.TAKEN for attempt in self._attempts.values())
+        request = SyncRequest(
+            sequence=self._sequence,
+            load=self.load,
+            held=self._report(),
+            wait_seconds=0.0 if is_waiting else self._beat_seconds,
+        )
+        return [Sync(request)]
 
     def _report(self) -> list[HeldAssignment]:
         """All that is held; small files ride along up to the size of one call, the rest waits for the next."""
@@ -225,142 +236,145 @@ class Session:
         for attempt in self._attempts.values():
             if attempt.is_dropped:
                 continue
+            attempt.named_in = self._sequence if attempt.named_in is None else attempt.named_in
             size = sum(file.size_bytes for file in attempt.inline)
             fits = size <= room
-            if fits:
-                room -= size
+            room -= size if fits else 0
             held.append(_held(attempt) if fits else _held_back(attempt))
         return held
 
     def _bear(self, event: Refused, *, now: float) -> list[Command]:
         """Live with a refusal: a newer call makes it moot, some are final, most only take time."""
-        if 0 < event.sequence < self._sequence:
+        self._asked_at.pop(event.sequence, None)
+        if 0 < event.sequence < self._sequence or self._verdict is not None:
             return []
         if event.sequence == 0:
             self._is_opening = False
         match event.code:
             case "node_removed":
-                message = f"this node was removed: {event.message}"
-                return self._give_up(Leave(exit_status=5, message=message, forgets_credential=True))
+                return self._give_up(Leave(REMOVED, event.message, forgets_credential=True))
             case "node_cloned":
-                return self._give_up(Leave(exit_status=3, message=event.message))
+                return self._give_up(Leave(CLONED, event.message))
             case "agent_too_old":
-                return self._give_up(Leave(exit_status=6, message=event.message))
+                return self._leave_at_once(Leave(TOO_OLD, event.message))
             case "session_stale" | "unauthenticated" if event.sequence != 0:
                 return self._open()
             case _:
                 self._failures += 1
-                bound = min(RETRY_MAX, RETRY_FIRST * 2 ** min(self._failures, 10))
+                bound = min(RETRY_MAX, RETRY_FIRST * 2 ** min(self._failures - 1, 10))
                 return [WakeAt(now + bound * (0.5 + self.rng.random() / 2))]
-
-    def _give_up(self, verdict: Leave) -> list[Command]:
-        """Stop all work; the agent leaves when nothing of it is left."""
-        self._verdict = verdict
-        stops: list[Command] = []
-        for attempt in list(self._attempts.values()):
-            stops += self._drop(attempt)
-        return stops
 
     # What the controller wants
 
     def _obey(self, reply: SyncReply, *, now: float) -> list[Command]:
         """Make this node hold what the reply lists, and nothing else."""
-        if self._verdict is not None or reply.sequence <= self._accepted or reply.sequence not in self._asked_at:
+        asked_at = self._asked_at.get(reply.sequence)
+        if self._verdict is not None or asked_at is None or reply.sequence <= self._accepted:
             return []
-        asked_at = self._asked_at[reply.sequence]
-        self._accepted = reply.sequence
+        self._accepted, self._failures, self._beat_seconds = reply.sequence, 0, reply.beat_seconds
         self._asked_at = {sequence: at for sequence, at in self._asked_at.items() if sequence > reply.sequence}
-        self._beat_seconds = reply.beat_seconds
-        self._failures = 0
-        deadline = asked_at + reply.lease_seconds
+        lease = _Lease(
+            sequence=reply.sequence,
+            deadline=asked_at + reply.lease_seconds,
+            margin_seconds=min(MARGIN_SECONDS_MAX, reply.lease_seconds / 6),
+        )
         listed = {order.id for order in reply.assignments}
         commands: list[Command] = []
-        for attempt in [one for one in self._attempts.values() if one.entry.id not in listed]:
+        for attempt in [each for each in self._attempts.values() if each.id not in listed]:
             commands += self._drop(attempt)
         for order in reply.assignments:
-            commands += self._follow(order, deadline=deadline)
+            commands += self._follow(order, lease)
         if reply.sequence < self._sequence:
             return commands
-        if not commands and now - asked_at < min(QUIET_MIN, self._beat_seconds / 2):
-            return [WakeAt(now + QUIET_MIN)]
-        self._is_dirty = True
-        return commands
+        return commands + self._go_on(commands, asked_at=asked_at, now=now)
 
-    def _follow(self, order: AssignmentOrder, *, deadline: float) -> list[Command]:
+    def _go_on(self, commands: Iterable[Command], *, asked_at: float, now: float) -> list[Command]:
+        """Call again at once: the controller's hold is the beat. Only if it does not hold, keep our own."""
+        is_idle = all(isinstance(command, Renew) for command in commands) and not self._is_dirty
+        self._idle_replies = self._idle_replies + 1 if is_idle and now - asked_at < QUIET_SECONDS else 0
+        if self._idle_replies > IDLE_REPLIES_MAX:
+            return [WakeAt(now + QUIET_SECONDS)]
+        self._is_dirty = True
+        return []
+
+    def _follow(self, order: AssignmentOrder, lease: _Lease) -> list[Command]:
         attempt = self._attempts.get(order.id)
         if attempt is None:
-            return self._take_on(order, deadline=deadline)
-        if order.fence != attempt.entry.fence or attempt.is_dropped:
+            return self._take_on(order)
+        if attempt.is_dropped or order.fence != attempt.entry.fence:
             return []
-        if order.desired == "stop" and attempt.known == "run":
-            attempt.known = "stop"
-            if not self._may_live(attempt):
-                attempt.is_gone = True
-                return self._end(order.id, "cancelled", "stopped before it started")
-            return self._stop(attempt)
-        if attempt.stage > Stage.RUNNING or attempt.is_gone:
+        if order.desired == "stop":
+            return self._told_to_stop(attempt)
+        if attempt.named_in is None or lease.sequence < attempt.named_in:
+            # That call did not name it, so it renewed nothing: a lease begins with the next.
             return []
-        if attempt.stage is Stage.STARTING and not attempt.is_commanded:
-            return [self._start(attempt, deadline=deadline)]
-        return [Renew(order.id, deadline)]
+        match attempt.stage:
+            case Stage.TAKEN:
+                attempt.stage = Stage.STARTING
+                return [Start(attempt.entry, lease.deadline, lease.margin_seconds)]
+            case Stage.STARTING | Stage.RUNNING:
+                return [Renew(attempt.id, lease.deadline)]
+            case _:
+                return []
 
-    def _take_on(self, order: AssignmentOrder, *, deadline: float) -> list[Command]:
-        """Begin an attempt that this node has not seen, or say at once that it will not run here."""
-        if order.spec is None:
+    def _take_on(self, order: AssignmentOrder) -> list[Command]:
+        """Begin an attempt that this node has not seen. An agent that leaves does not: its lease will lapse."""
+        if order.spec is None or self._is_leaving:
             return []
-        entry = JournalEntry(
-            id=order.id, fence=order.fence, job_id=order.job_id, attempt=order.attempt, spec=order.spec
+        attempt = self._attempts[order.id] = _Attempt(
+            JournalEntry(id=order.id, fence=order.fence, job_id=order.job_id, attempt=order.attempt, spec=order.spec)
         )
-        attempt = self._attempts[order.id] = _Attempt(entry, known=order.desired)
         self._is_dirty = True
-        if order.desired == "stop" or self._is_leaving:
-            attempt.stage, attempt.is_gone = Stage.REPORTING, True
-            attempt.final = "cancelled" if order.desired == "stop" else "lost"
-            attempt.error = "" if order.desired == "stop" else "the agent is leaving and takes on no more work"
-            return []
-        return [*self._write(), self._start(attempt, deadline=deadline)]
+        return self._told_to_stop(attempt) if order.desired == "stop" else self._write()
 
-    def _start(self, attempt: _Attempt, *, deadline: float) -> Start:
-        attempt.is_commanded = True
-        entry = attempt.entry
-        return Start(
-            id=entry.id,
-            fence=entry.fence,
-            job_id=entry.job_id,
-            attempt=entry.attempt,
-            spec=entry.spec,
-            deadline=deadline,
-        )
+    def _told_to_stop(self, attempt: _Attempt) -> list[Command]:
+        if attempt.known == "stop":
+            return []
+        attempt.known = "stop"
+        if attempt.stage is Stage.TAKEN:
+            self._end_unstarted(attempt, "cancelled", "stopped before it started")
+        return [Stop(attempt.id, GRACE_SECONDS)] if attempt.may_live else []
 
     def _drop(self, attempt: _Attempt) -> list[Command]:
         """Stop and forget what the controller does not list any more."""
+        if attempt.is_dropped:
+            return []
         attempt.is_dropped = True
-        if attempt.is_gone or not self._may_live(attempt):
-            return self._forget(attempt)
-        return self._stop(attempt)
-
-    def _may_live(self, attempt: _Attempt) -> bool:
-        """Whether the attempt may have processes: it was started by this run, or seen by it."""
-        return attempt.is_commanded or attempt.stage is not Stage.STARTING
-
-    def _stop(self, attempt: _Attempt) -> list[Command]:
-        return [] if attempt.is_gone else [Stop(attempt.entry.id, GRACE_SECONDS)]
+        return [Stop(attempt.id, GRACE_SECONDS)] if attempt.may_live else self._forget(attempt)
 
     def _forget(self, attempt: _Attempt) -> list[Command]:
-        del self._attempts[attempt.entry.id]
-        return [Forget(attempt.entry.id), *self._write()]
+        del self._attempts[attempt.id]
+        return [*self._write(), Forget(attempt.id)]
 
     # What happens to attempts
 
-    def _observe(self, event: Observed) -> list[Command]:
-        attempt = self._attempts.get(event.id)
-        if attempt is None:
-            # On disk but not in the journal: it is forgotten already, only not yet gone.
-            return [Forget(event.id)] if event.is_gone else [Stop(event.id, GRACE_SECONDS)]
-        if event.is_gone:
-            return self._gone(attempt, event)
-        if event.is_running and attempt.stage is Stage.STARTING:
-            attempt.stage = Stage.RUNNING
+    def _unknown(self, event: OfAttempt) -> list[Command]:
+        """On disk but not in the journal: it was forgotten already, only not yet removed."""
+        if not isinstance(event, Observed):
+            return []
+        return [Forget(event.id)] if event.is_gone else [Stop(event.id, GRACE_SECONDS)]
+
+    def _learn(self, attempt: _Attempt, event: OfAttempt) -> list[Command]:
+        match event:
+            case Observed():
+                return self._gone(attempt, event) if event.is_gone else self._alive(attempt, event)
+            case StartFailed():
+                return self._start_failed(attempt, event)
+            case Collected() if attempt.stage is Stage.COLLECTING:
+                return self._collected(attempt, event)
+            case Uploaded() if attempt.stage is Stage.UPLOADING:
+                return self._end(attempt, *_ending(attempt))
+            case HandInFailed() if attempt.stage in {Stage.COLLECTING, Stage.UPLOADING}:
+                return self._hand_in_failed(attempt, event)
+            case Collected() | Uploaded() | HandInFailed():
+                return []
+            case _:
+                assert_never(event)
+
+    def _alive(self, attempt: _Attempt, event: Observed) -> list[Command]:
+        before = attempt.stage
+        attempt.stage = max(before, Stage.RUNNING if event.is_running else Stage.STARTING)
+        if attempt.stage is Stage.RUNNING and before is not Stage.RUNNING:
             self._is_dirty = not attempt.is_dropped
         return []
 
@@ -372,69 +386,70 @@ class Session:
         if attempt.is_dropped:
             return self._forget(attempt)
         attempt.stage = Stage.COLLECTING
-        return [
-            Collect(
-                attempt.entry.id,
-                attempt.entry.fence,
-                attempt.entry.spec,
-                wants_files=_ending(attempt)[0] == "succeeded",
-            )
-        ]
+        return [Collect(attempt.entry, wants_files=_ending(attempt)[0] == "succeeded")]
 
-    def _start_failed(self, event: StartFailed) -> list[Command]:
-        attempt = self._attempts.get(event.id)
-        if attempt is None or attempt.is_gone:
+    def _start_failed(self, attempt: _Attempt, event: StartFailed) -> list[Command]:
+        if attempt.stage is not Stage.STARTING or attempt.is_gone:
             return []
         attempt.is_gone = True
         if attempt.is_dropped:
             return self._forget(attempt)
         if attempt.known == "stop":
-            return self._end(event.id, "cancelled", "stopped before it started")
-        attempt.entry = msgspec.structs.replace(attempt.entry, failed=event.message or "it could not be started")
-        return [*self._write(), *self._end(event.id, "failed", attempt.entry.failed)]
+            return self._end(attempt, "cancelled", "stopped before it started")
+        unstarted = Unstarted(blame=event.blame, message=event.message)
+        attempt.entry = msgspec.structs.replace(attempt.entry, unstarted=unstarted)
+        return [*self._write(), *self._end(attempt, event.blame, event.message)]
 
-    def _collected(self, event: Collected) -> list[Command]:
-        attempt = self._attempts.get(event.id)
-        if attempt is None or attempt.stage is not Stage.COLLECTING:
-            return []
+    def _collected(self, attempt: _Attempt, event: Collected) -> list[Command]:
         attempt.inline = event.inline
-        if event.large:
-            attempt.stage = Stage.UPLOADING
-            return [Upload(event.id, attempt.entry.fence, event.large)]
-        return self._end(event.id, *_ending(attempt))
+        if not event.large:
+            return self._end(attempt, *_ending(attempt))
+        attempt.stage = Stage.UPLOADING
+        return [Upload(attempt.entry, event.large)]
 
-    def _uploaded(self, attempt_id: UUID) -> list[Command]:
-        attempt = self._attempts.get(attempt_id)
-        if attempt is None or attempt.stage is not Stage.UPLOADING:
-            return []
-        return self._end(attempt_id, *_ending(attempt))
+    def _hand_in_failed(self, attempt: _Attempt, event: HandInFailed) -> list[Command]:
+        """Only a success needs its files; any other end stays what it was."""
+        attempt.inline = ()
+        final, error = _ending(attempt)
+        if final == "succeeded":
+            final, error = event.blame, event.message
+        return self._end(attempt, final, error)
 
-    def _end(self, attempt_id: UUID, final: End, error: str) -> list[Command]:
+    def _end(self, attempt: _Attempt, final: End, error: str) -> list[Command]:
         """Settle how an attempt ended; from here on it is only reported."""
-        attempt = self._attempts.get(attempt_id)
-        if attempt is None or attempt.stage is Stage.REPORTING:
-            return []
-        if attempt.is_dropped:
-            return self._forget(attempt)
+        assert attempt.is_gone, "an attempt that may still run has not ended"
         attempt.stage, attempt.final, attempt.error = Stage.REPORTING, final, error
         self._is_dirty = True
         return []
 
+    def _end_unstarted(self, attempt: _Attempt, final: End, error: str) -> None:
+        attempt.is_gone = True
+        self._end(attempt, final, error)
+
     # Leaving
 
-    def _stop_requested(self, *, at_once: bool) -> list[Command]:
+    def _stop_requested(self, event: StopRequested) -> list[Command]:
         self._is_leaving = True
-        if at_once and self._verdict is None:
-            self._verdict = Leave(exit_status=0, message="left at once; what runs is taken up again at the next start")
-            return [self._verdict]
+        if event.at_once:
+            return self._leave_at_once(Leave(0, "left at once; what runs is taken up again at the next start"))
+        return []
+
+    def _give_up(self, verdict: Leave) -> list[Command]:
+        """Stop all work; the agent leaves when nothing of it is left."""
+        self._verdict = verdict
+        return [command for attempt in list(self._attempts.values()) for command in self._drop(attempt)]
+
+    def _leave_at_once(self, verdict: Leave) -> list[Command]:
+        """Leave the work to its supervisors, and to the journal the knowledge of it."""
+        self._verdict = verdict
+        self._attempts.clear()
         return []
 
     def _maybe_leave(self) -> list[Command]:
-        if self._attempts:
+        if self._attempts or not (self._is_leaving or self._verdict):
             return []
-        if self._verdict is not None:
-            return [self._verdict]
-        return [Leave(exit_status=0, message="left; nothing was running")] if self._is_leaving else []
+        self._has_left = True
+        return [self._verdict or Leave(0, "left; nothing was running")]
 
     def _write(self, *, last_session: int | None = None, nonce: str | None = None) -> list[Command]:
         self.journal = Journal(
@@ -465,18 +480,19 @@ def _ending(attempt: _Attempt) -> tuple[End, str]:
 
 
 def _held(attempt: _Attempt) -> HeldAssignment:
+    is_final = attempt.stage is Stage.REPORTING
     return HeldAssignment(
-        id=attempt.entry.id,
+        id=attempt.id,
         fence=attempt.entry.fence,
         state=attempt.state,
         known=attempt.known,
-        released=attempt.is_gone and attempt.stage is Stage.REPORTING,
-        exit_code=attempt.exit_code,
-        error=attempt.error if attempt.stage is Stage.REPORTING else "",
-        inline=list(attempt.inline) if attempt.stage is Stage.REPORTING else [],
+        released=is_final,
+        exit_code=attempt.exit_code if is_final else None,
+        error=attempt.error if is_final else "",
+        inline=list(attempt.inline) if is_final else [],
     )
 
 
 def _held_back(attempt: _Attempt) -> HeldAssignment:
     """A report whose files did not fit in this call says nothing new yet."""
-    return HeldAssignment(id=attempt.entry.id, fence=attempt.entry.fence, state="running", known=attempt.known)
+    return HeldAssignment(id=attempt.id, fence=attempt.entry.fence, state="running", known=attempt.known)
