@@ -179,7 +179,8 @@ class Fleet:
     def check(self) -> None:
         """Hold the whole database against the invariants."""
         with self.database.begin() as tx:
-            assert violations(tx) == []
+            found = violations(tx)
+        assert not found, found
 
 
 def holds(order: AssignmentOrder, state: str = "running", **more: object) -> HeldAssignment:

@@ -199,3 +199,20 @@ def test_no_lease_that_still_runs_is_ended(fleet: Fleet):
     fleet.sync(ada)
     assert upkeep.expire_leases(fleet.database, rhythm=RHYTHM) == 0
     assert fleet.status(job_id) == "running"
+
+
+def test_a_held_call_is_answered_anew_without_being_taken_in_again(fleet: Fleet):
+    ada = fleet.node("ada")
+    call = fleet.call(ada)
+    (reply,) = sync.sync(fleet.database, [call], blobs=fleet.blobs, rhythm=RHYTHM)
+    assert isinstance(reply, SyncReply)
+    assert not sync.has_news(call.request, reply)
+    job_id = fleet.submit()
+    fleet.assign()
+    (again,) = sync.look(fleet.database, [call], rhythm=RHYTHM)
+    assert isinstance(again, SyncReply)
+    assert sync.has_news(call.request, again)
+    assert [order.job_id for order in again.assignments] == [job_id]
+    fleet.sync(ada)
+    (late,) = sync.look(fleet.database, [call], rhythm=RHYTHM)
+    assert isinstance(late, Refusal)

@@ -128,6 +128,16 @@ def test_a_call_that_breaks_its_transaction_breaks_no_others(executor: ThreadPoo
     assert isinstance(third, SyncReply)
 
 
+def syncs_of(
+    transact: Transactions, *, executor: ThreadPoolExecutor, hub: Hub, looks: Transactions | None = None
+) -> Syncs:
+    return Syncs(
+        Batcher(transact, executor=executor, batch_max=100),
+        looks=Batcher(looks or Transactions(), executor=executor, batch_max=100),
+        hub=hub,
+    )
+
+
 ORDER = AssignmentOrder(id=UUID(int=9), fence=1, job_id=UUID(int=8), attempt=1, desired="run")
 
 
@@ -138,27 +148,33 @@ def test_news_is_answered_at_once(executor: ThreadPoolExecutor) -> None:
     async def scene() -> SyncReply:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())
-        return await Syncs(Batcher(transact, executor=executor, batch_max=10), hub=hub).sync(call(1, wait_seconds=30))
+        return await syncs_of(transact, executor=executor, hub=hub).sync(call(1, wait_seconds=30))
 
     assert asyncio.run(scene()).assignments == [ORDER]
 
 
-def test_a_quiet_call_is_held_until_a_hint_and_its_sequence_is_said_once(executor: ThreadPoolExecutor) -> None:
-    transact = Transactions()
+def test_a_quiet_call_is_held_until_a_hint_brings_news_and_is_taken_in_once(executor: ThreadPoolExecutor) -> None:
+    transact, looks = Transactions(), Transactions()
 
     async def scene() -> SyncReply:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())
-        syncs = Syncs(Batcher(transact, executor=executor, batch_max=10), hub=hub)
+        syncs = syncs_of(transact, executor=executor, hub=hub, looks=looks)
         held = asyncio.create_task(syncs.sync(call(1, wait_seconds=30)))
         while not transact.batches:
             await turns()
-        assert not held.done()
+        hub.wake({node_topic(UUID(int=1))})
+        while not looks.batches:
+            await turns()
+        await turns()
+        assert not held.done(), "a hint without news holds the call on"
+        looks.orders = [ORDER]
         hub.wake({node_topic(UUID(int=1))})
         return await held
 
-    assert asyncio.run(scene()).assignments == []
+    assert asyncio.run(scene()).assignments == [ORDER]
     assert transact.batches == [[(1, 1)]]
+    assert looks.batches == [[(1, 1)], [(1, 1)]]
 
 
 def test_a_newer_call_ends_the_older_hold(executor: ThreadPoolExecutor) -> None:
@@ -167,7 +183,7 @@ def test_a_newer_call_ends_the_older_hold(executor: ThreadPoolExecutor) -> None:
     async def scene() -> SyncReply:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())
-        syncs = Syncs(Batcher(transact, executor=executor, batch_max=10), hub=hub)
+        syncs = syncs_of(transact, executor=executor, hub=hub)
         older = asyncio.create_task(syncs.sync(call(1, sequence=1, wait_seconds=30)))
         while not transact.batches:
             await turns()
@@ -182,7 +198,7 @@ def test_a_call_that_was_overtaken_on_its_way_is_answered_and_not_held(executor:
     async def scene() -> tuple[int, bool]:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())
-        syncs = Syncs(Batcher(Transactions(), executor=executor, batch_max=10), hub=hub)
+        syncs = syncs_of(Transactions(), executor=executor, hub=hub)
         newer = asyncio.create_task(syncs.sync(call(1, sequence=2, wait_seconds=30)))
         await turns()
         late = await syncs.sync(call(1, sequence=1, wait_seconds=30))
@@ -197,7 +213,7 @@ def test_every_held_call_is_answered_when_the_controller_stops(executor: ThreadP
     async def scene() -> list[SyncReply]:
         hub = Hub()
         hub.attach(asyncio.get_running_loop())
-        syncs = Syncs(Batcher(Transactions(), executor=executor, batch_max=100), hub=hub)
+        syncs = syncs_of(Transactions(), executor=executor, hub=hub)
         held = [asyncio.create_task(syncs.sync(call(n, wait_seconds=60))) for n in range(1, 51)]
         while len(syncs._places) < 50:
             await turns()

@@ -30,7 +30,7 @@ from fleetward.controller.keyring import Keyring
 from fleetward.controller.loops import POLL_SECONDS, Duties, Loop, Loops, Tempo, loops_of
 from fleetward.controller.server import Server, TlsFiles, given_tls
 from fleetward.controller.services import access, presence
-from fleetward.controller.services.sync import SyncCall, sync
+from fleetward.controller.services.sync import SyncCall, look, sync
 from fleetward.controller.store.channel import PostgresChannel
 from fleetward.controller.store.tx import Database, PooledDatabase, open_pool
 from fleetward.domain.access import RESOURCES
@@ -171,12 +171,16 @@ def _context(config: Config, duties: Duties, identity: Identity, *, parts: ExitS
     def transact(calls: Sequence[SyncCall]) -> Sequence[SyncReply | Refusal]:
         return sync(store, calls, blobs=blobs, rhythm=tempo.rhythm)
 
+    def look_again(calls: Sequence[SyncCall]) -> Sequence[SyncReply | Refusal]:
+        return look(store, calls, rhythm=tempo.rhythm)
+
     batcher = Batcher(transact, executor=work, batch_max=config.sync_batch_max)
+    looks = Batcher(look_again, executor=work, batch_max=config.sync_batch_max)
     return Context(
         database=store,
         blobs=blobs,
         hub=hub,
-        syncs=Syncs(batcher, hub=hub),
+        syncs=Syncs(batcher, looks=looks, hub=hub),
         holds=Holds(hub, executor=work),
         identity=identity,
         rhythm=lambda: tempo.rhythm,

@@ -114,17 +114,18 @@ class _Place:
 
 
 class Syncs:
-    """The held calls of all nodes that talk to this controller."""
+    """The held calls of all nodes: `batcher` takes what they say in, `looks` only reads for them again."""
 
-    def __init__(self, batcher: Batcher, *, hub: Hub) -> None:
+    def __init__(self, batcher: Batcher, *, looks: Batcher, hub: Hub) -> None:
         self._batcher = batcher
+        self._looks = looks
         self._hub = hub
         self._places: dict[NodeId, _Place] = {}
         self._last: dict[NodeId, Held] = {}
         self._is_closing = False
 
     async def sync(self, call: SyncCall) -> SyncReply:
-        """Answer at once when there is news for the node; else when there may be, or the wait is over."""
+        """Answer at once when there is news for the node, else when there is, or the wait is over."""
         node_id = call.credential.node_id
         watch = self._hub.watch(node_topic(node_id))
         place = self._enter(call, watch)
@@ -140,9 +141,11 @@ class Syncs:
         ends = clock() + min(call.request.wait_seconds, HOLD_SECONDS_MAX)
         reply = await self._batcher.ask(call)
         self._hub.wake(self._news(call))
-        if not (has_news(call.request, reply) or place.is_over or self._is_closing):
-            # A sequence is said once, so a held call cannot ask again; its node does, at once.
-            await place.watch.wait(ends - clock())
+        while not (has_news(call.request, reply) or place.is_over or self._is_closing):
+            woke = await place.watch.wait(ends - clock())
+            if not woke or place.is_over or self._is_closing:
+                break
+            reply = await self._looks.ask(call)
         return reply
 
     def close(self) -> None:

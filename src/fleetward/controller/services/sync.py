@@ -80,6 +80,21 @@ def sync(
     ]
 
 
+def look(database: Database, calls: Sequence[SyncCall], *, rhythm: Rhythm) -> list[SyncReply | Refusal]:
+    """Answer held calls anew without taking anything in: what they said was taken in when they came."""
+    with database.begin() as tx:
+        node_ids = [call.credential.node_id for call in calls]
+        live = {node.id: node for node in tx.all(nodes.LIVE, node_ids=node_ids)}
+        orders = _by_node(tx.all(assignments.UNRELEASED, node_ids=node_ids))
+        now = tx.now
+    return [
+        refusal
+        if (refusal := _refusal(call, live.get(call.credential.node_id), now=now, is_held=True)) is not None
+        else _reply(call, orders.get(call.credential.node_id, {}), rhythm=rhythm, now=now)
+        for call in calls
+    ]
+
+
 def has_news(request: SyncRequest, reply: SyncReply) -> bool:
     """Whether the reply tells the node something that its request shows it does not know yet."""
     known = {held.id: held.known for held in request.held}
@@ -110,7 +125,7 @@ def _believe(calls: Sequence[SyncCall], live: Mapping[UUID, nodes.LiveNode], *, 
     return round
 
 
-def _refusal(call: SyncCall, node: nodes.LiveNode | None, *, now: datetime) -> Refusal | None:
+def _refusal(call: SyncCall, node: nodes.LiveNode | None, *, now: datetime, is_held: bool = False) -> Refusal | None:
     credential = call.credential
     if node is None:
         return sessions.stale()
@@ -120,7 +135,8 @@ def _refusal(call: SyncCall, node: nodes.LiveNode | None, *, now: datetime) -> R
         return sessions.cloned(str(node.id))
     if node.session != credential.session or node.key_epoch != credential.key_epoch or credential.expires_at <= now:
         return sessions.stale()
-    if node.beat_session == credential.session and call.request.sequence <= (node.sequence or 0):
+    newest = call.request.sequence + 1 if is_held else call.request.sequence
+    if node.beat_session == credential.session and newest <= (node.sequence or 0):
         # Overtaken on the way, or said twice: all its news is in the newer call. A copied machine ends here
         # too, and is found out when it opens a session with a nonce that is not the journal's.
         return sessions.stale()
@@ -251,9 +267,13 @@ def _answer(
         return refusal
     if accepted.get(call.credential.node_id) is not call:
         return sessions.stale()
+    return _reply(call, orders.get(call.credential.node_id, {}), rhythm=rhythm, now=now)
+
+
+def _reply(call: SyncCall, rows: Mapping[UUID, HeldRow], *, rhythm: Rhythm, now: datetime) -> SyncReply:
     known = {held.id for held in call.request.held}
     return SyncReply(
-        assignments=[_order(row, is_known=row.id in known) for row in orders.get(call.credential.node_id, {}).values()],
+        assignments=[_order(row, is_known=row.id in known) for row in rows.values()],
         sequence=call.request.sequence,
         lease_seconds=rhythm.lease.total_seconds(),
         beat_seconds=rhythm.beat.total_seconds(),
