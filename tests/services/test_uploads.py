@@ -155,3 +155,13 @@ def test_a_job_whose_input_was_never_shown_is_refused(fleet: Fleet):
     spec = parse_spec({"command": ["true"], "inputs": [{"sha256": DIGEST}]})
     with pytest.raises(BlobNotFound, match=DIGEST):
         jobs.submit(fleet.database, spec, by=fleet.owner)
+
+
+def test_half_done_uploads_are_kept_while_their_attempt_may_go_on_and_swept_after(fleet: Fleet):
+    ada, order = begin(fleet)
+    declare(fleet, ada, order, DECLARED)
+    upload(fleet, ada, order, offset=0, content=LARGE[:1000])
+    assert artifacts.sweep(fleet.database, blobs=fleet.blobs) == 0
+    assert declare(fleet, ada, order, DECLARED).uploads[0].received_bytes == 1000
+    fleet.sync(ada, holds(order, "failed", exit_code=1, error="exit code 1", released=True))
+    assert artifacts.sweep(fleet.database, blobs=fleet.blobs) == 1

@@ -29,7 +29,7 @@ from fleetward.controller.home import BLOBS, KEYRING, OWNERS_KEY, Announcement, 
 from fleetward.controller.keyring import Keyring
 from fleetward.controller.loops import POLL_SECONDS, Duties, Loop, Loops, Tempo, loops_of
 from fleetward.controller.server import Server, TlsFiles, given_tls
-from fleetward.controller.services import access, presence
+from fleetward.controller.services import access, artifacts, presence
 from fleetward.controller.services.sync import SyncCall, look, sync
 from fleetward.controller.store.channel import PostgresChannel
 from fleetward.controller.store.tx import Database, PooledDatabase, open_pool
@@ -65,6 +65,8 @@ def bring_up(begun: Begun, *, parts: ExitStack, ended: Callable[[], None]) -> An
     duties = _appear(config, store, blobs, parts=parts)
     channel = PostgresChannel(conninfo, controller_id=duties.controller_id.hex)
     channel.join(shares_artifacts=config.artifacts_url is not None)
+    if config.artifacts_url is None:
+        artifacts.sweep(store, blobs=blobs)
     running = loops_of(duties)
     if begun.database is not None:
         running = (*running, Loop("database", begun.database.keep_up, Signal(), POLL_SECONDS))

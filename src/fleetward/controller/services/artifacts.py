@@ -145,6 +145,13 @@ def store_blob(
     return BlobStored(sha256=digest.hex, size_bytes=location.size_bytes)
 
 
+def sweep(database: Database, *, blobs: BlobStore) -> int:
+    """Drop the half-done uploads that nobody will go on with; only before any writer, on a store of one's own."""
+    with database.begin() as tx:
+        keep = {row.id for row in tx.all(artifacts.UNFINISHED)}
+    return blobs.sweep_uploads(keep=keep)
+
+
 def _held(tx: Tx, credential: NodeCredential, *, assignment_id: UUID, fence: int) -> assignments.Writable:
     held = tx.maybe(
         assignments.WRITABLE,

@@ -169,6 +169,25 @@ KEEP_BLOBS = Statement(
     row=type(None),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A declared file that an open attempt may still upload."""
+
+    id: UUID
+
+
+UNFINISHED = Statement(
+    """
+    SELECT artifact.id FROM job_artifacts AS artifact
+    JOIN job_assignments AS held ON held.id = artifact.assignment_id
+    WHERE artifact.state = 'declared'
+      AND held.state IN ('assigned', 'running')
+    ORDER BY artifact.id
+    """,
+    row=Unfinished,
+)
+
 # Bytes that are not what their row says: nobody reads them again, and the next good copy takes the row over.
 CONDEMN = Statement(
     """
