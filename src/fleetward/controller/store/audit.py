@@ -100,7 +100,8 @@ LEASES_END_OPEN_ONES = Statement(
     """
     SELECT 'assignment ' || held.id AS subject, 'it is ' || held.state || ' and has no lease' AS detail
     FROM job_assignments AS held
-    WHERE held.state IN ('assigned', 'running') AND held.lease_expires_at IS NULL
+    WHERE held.state IN ('assigned', 'running')
+      AND held.lease_expires_at IS NULL
     UNION ALL
     SELECT 'assignment ' || held.id, 'it was lost at ' || event.at || ', its lease ran until ' || held.lease_expires_at
     FROM job_events AS event
@@ -135,7 +136,8 @@ COMPLETED_IS_VERIFIED = Statement(
     SELECT 'job ' || jobs.id AS subject, 'completed without a verified winner' AS detail
     FROM jobs
     LEFT JOIN job_assignments AS winner ON winner.id = jobs.winning_assignment_id AND winner.job_id = jobs.id
-    WHERE jobs.status = 'completed' AND winner.artifacts_verified_at IS NULL
+    WHERE jobs.status = 'completed'
+      AND winner.artifacts_verified_at IS NULL
     UNION ALL
     SELECT 'job ' || jobs.id, 'artifact ' || file.path || ' of its winner is ' || file.state
     FROM jobs
@@ -147,7 +149,9 @@ COMPLETED_IS_VERIFIED = Statement(
     WHERE jobs.winning_assignment_id IS NOT NULL
       AND NOT EXISTS (
           SELECT FROM job_artifacts AS file
-          WHERE file.assignment_id = jobs.winning_assignment_id AND file.is_receipt AND file.state = 'verified'
+          WHERE file.assignment_id = jobs.winning_assignment_id
+            AND file.is_receipt
+            AND file.state = 'verified'
       )
     UNION ALL
     SELECT 'assignment ' || held.id, 'verified without a verdict that says so'
@@ -196,7 +200,8 @@ ONE_WINNER_OF_A_QUORUM = Statement(
             (
                 SELECT jsonb_agg(jsonb_build_array(file.path, file.sha256) ORDER BY file.path COLLATE "C")
                 FROM job_artifacts AS file
-                WHERE file.assignment_id = held.id AND NOT file.is_receipt
+                WHERE file.assignment_id = held.id
+                  AND NOT file.is_receipt
             ) AS digests
         FROM job_assignments AS held
         JOIN jobs ON jobs.id = held.job_id
@@ -228,7 +233,8 @@ NO_ORPHAN = Statement(
     UNION ALL
     SELECT 'job ' || jobs.id, 'cancelled by request at ' || jobs.cancel_requested_at || ' and still queued'
     FROM jobs
-    WHERE jobs.status = 'queued' AND jobs.cancel_requested_at IS NOT NULL
+    WHERE jobs.status = 'queued'
+      AND jobs.cancel_requested_at IS NOT NULL
     """,
     row=Offence,
 )
@@ -249,13 +255,15 @@ ONE_CODE_ONE_NODE = Statement(
     """
     SELECT event.actor AS subject, count(DISTINCT event.node_id) || ' nodes were paired with it' AS detail
     FROM audit_events AS event
-    WHERE event.kind = 'node.paired' AND event.actor LIKE 'pairing_code:%%'
+    WHERE event.kind = 'node.paired'
+      AND event.actor LIKE 'pairing_code:%%'
     GROUP BY event.actor
     HAVING count(DISTINCT event.node_id) > 1
     UNION ALL
     SELECT 'pairing code ' || code.id, 'used, and nobody knows by which node'
     FROM node_pairing_codes AS code
-    WHERE code.used_at IS NOT NULL AND code.used_by_node_id IS NULL
+    WHERE code.used_at IS NOT NULL
+      AND code.used_by_node_id IS NULL
     """,
     row=Offence,
 )
@@ -275,7 +283,8 @@ REMOVED_STAYS = Statement(
     SELECT 'node ' || node.id, 'removed, and its key ' || key.id || ' is not revoked'
     FROM compute_nodes AS node
     JOIN node_credentials AS key ON key.node_id = node.id
-    WHERE node.status = 'removed' AND key.revoked_at IS NULL
+    WHERE node.status = 'removed'
+      AND key.revoked_at IS NULL
     """,
     row=Offence,
 )
@@ -348,7 +357,8 @@ FOLD_IS_STATE = Statement(
             CASE subject_kind WHEN 'node' THEN 'compute_nodes' WHEN 'user' THEN 'users' ELSE 'node_pairing_codes' END,
             subject_id, event.id, data -> subject_kind
         FROM audit_events AS event
-        WHERE subject_kind IN ('node', 'user', 'pairing_code') AND data ? subject_kind
+        WHERE subject_kind IN ('node', 'user', 'pairing_code')
+          AND data ? subject_kind
     ), folded AS (
         SELECT words.kind, words.id, jsonb_object_agg(word.key, word.value ORDER BY words.nth) AS said
         FROM words
@@ -394,13 +404,15 @@ OBJECTS_ARE_THERE = Statement(
     FROM job_artifacts AS file
     LEFT JOIN blobs AS blob
         ON blob.sha256 = file.sha256 AND blob.size_bytes = file.size_bytes AND blob.state = 'stored'
-    WHERE file.state IN ('stored', 'verified') AND blob.sha256 IS NULL
+    WHERE file.state IN ('stored', 'verified')
+      AND blob.sha256 IS NULL
     UNION ALL
     SELECT 'job ' || jobs.id, 'its input ' || given.path || ' is not there'
     FROM jobs
     JOIN job_inputs AS given ON given.job_id = jobs.id
     LEFT JOIN blobs AS blob ON blob.sha256 = given.sha256 AND blob.state = 'stored'
-    WHERE jobs.status IN ('queued', 'running') AND blob.sha256 IS NULL
+    WHERE jobs.status IN ('queued', 'running')
+      AND blob.sha256 IS NULL
     UNION ALL
     SELECT 'pack ' || member.pack, member.sha256 || ' begins at ' || member.pack_offset || ', inside the one before it'
     FROM (
@@ -502,7 +514,8 @@ NOTHING_TWICE = Statement(
         'it is held for assignment ' || held.id || ', which is released or elsewhere'
     FROM assignment_devices AS device
     JOIN job_assignments AS held ON held.id = device.assignment_id
-    WHERE device.released_at IS NULL AND (held.released_at IS NOT NULL OR held.node_id <> device.node_id)
+    WHERE device.released_at IS NULL
+      AND (held.released_at IS NOT NULL OR held.node_id <> device.node_id)
     """,
     row=Offence,
 )
