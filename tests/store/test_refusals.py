@@ -68,7 +68,7 @@ def state_of(refused: pytest.ExceptionInfo[psycopg.Error]) -> str | None:
         "SET session_replication_role = 'replica'",
         "SET ROLE fleetward_owner",
         "SELECT setval('app.fence_numbers', 1)",
-        "SELECT app.lock_for_verdict(NULL)",
+        "SELECT app.lock_for_verdicts(NULL)",
     ],
 )
 def test_the_services_role_may_not(app, statement):
@@ -187,7 +187,7 @@ def test_a_quorum_is_won_by_the_lowest_fence_that_agrees(app):
     assert one(app, "SELECT winning_assignment_id FROM jobs WHERE id = %s", [id]) == first
 
 
-def test_verdicts_of_one_statement_see_each_other(app):
+def test_verdicts_row_by_row_see_each_other(app):
     id = running_job(app, quorum=2)
     attempts = [succeeded(app, id, files={"out": SAME}) for _ in range(2)]
     rows = app.execute(
@@ -196,6 +196,39 @@ def test_verdicts_of_one_statement_see_each_other(app):
         [attempts],
     ).fetchall()
     assert rows == [("verified",), ("won",)]
+
+
+def test_verdicts_given_together_are_weighed_together(app):
+    agreed, alone, lost = running_job(app, quorum=2), running_job(app), running_job(app)
+    late, early = (succeeded(app, agreed, files={"out": SAME}) for _ in range(2))
+    single = succeeded(app, alone)
+    refused = succeeded(app, lost)
+    app.execute("UPDATE job_assignments SET state = 'failed' WHERE id = %s", [refused])
+    attempts = [early, refused, single, late]
+    rows = app.execute(
+        "SELECT * FROM app.record_verifications("
+        "  %(ids)s, ARRAY(SELECT fence FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY AS given (id, nth)"
+        "    JOIN job_assignments USING (id) ORDER BY nth), array_fill('verified'::text, ARRAY[4]), '{}', 'a test')",
+        {"ids": attempts},
+    ).fetchall()
+    assert rows == [
+        (early, "won"),
+        (refused, "refused: the assignment is failed"),
+        (single, "won"),
+        (late, "won"),
+    ]
+    winner = one(app, "SELECT winning_assignment_id FROM jobs WHERE id = %s", [agreed])
+    assert winner == one(app, "SELECT id FROM job_assignments WHERE job_id = %s ORDER BY fence LIMIT 1", [agreed])
+
+
+def test_one_assignment_has_one_verdict_at_a_time(app):
+    attempt = succeeded(app, running_job(app))
+    with pytest.raises(errors.InvalidParameterValue, match="two verdicts at once"):
+        app.execute(
+            "SELECT app.record_verifications(ARRAY[id, id], ARRAY[fence, fence], '{verified,rejected}', '{}', '')"
+            " FROM job_assignments WHERE id = %s",
+            [attempt],
+        )
 
 
 def test_a_rejection_marks_the_artifacts_whose_checks_failed(app):
@@ -271,7 +304,7 @@ def test_nothing_is_recorded_when(owner, reason):
 
 def test_a_verdict_is_one_of_three_words(app):
     attempt = succeeded(app, running_job(app))
-    with pytest.raises(errors.InvalidParameterValue, match="'fine' is no verdict"):
+    with pytest.raises(errors.InvalidParameterValue, match=r"not one of \{fine\}"):
         record(app, attempt, "fine")
 
 

@@ -115,7 +115,7 @@ def _record(tx: Tx, findings: Sequence[_Finding], *, verifier: str) -> set[UUID]
     rejected = [finding for finding in findings if recorded[finding.claimed.id] == "rejected"]
     tx.run(artifacts.TELL_VERIFIED, ids=[finding.claimed.id for finding in verified], actor=verifier)
     tx.run(artifacts.TELL_COMPLETED, job_ids=won, actor=verifier)
-    losers = tx.all(assignments.CANCEL_OPEN, job_ids=won, reason="another attempt won", actor=verifier) if won else []
+    # Before the losers: an attempt that was looked at and found wanting is rejected, whoever won beside it.
     if rejected:
         tx.all(
             assignments.REJECT,
@@ -124,6 +124,7 @@ def _record(tx: Tx, findings: Sequence[_Finding], *, verifier: str) -> set[UUID]
             errors=[finding.error for finding in rejected],
             actor=verifier,
         )
+    losers = tx.all(assignments.CANCEL_OPEN, job_ids=won, reason="another attempt won", actor=verifier) if won else []
     troubled = [finding.claimed.id for finding in findings if finding.verdict is Verdict.ERROR]
     tx.run(artifacts.LET_GO, ids=troubled, pause=ERROR_PAUSE)
     rotten = [file for finding in findings for file in finding.rotten]

@@ -323,13 +323,10 @@ class Recorded:
 
 RECORD = Statement(
     """
-    SELECT
-        verdict.id,
-        app.record_verification(verdict.id, verdict.fence, verdict.verdict, verdict.checks, %(verifier)s::text)
-            AS outcome
-    FROM unnest(%(ids)s::uuid[], %(fences)s::bigint[], %(verdicts)s::text[], %(checks)s::jsonb[])
-        WITH ORDINALITY AS verdict (id, fence, verdict, checks, nth)
-    ORDER BY verdict.nth
+    SELECT recorded.assignment AS id, recorded.outcome
+    FROM app.record_verifications(
+        %(ids)s::uuid[], %(fences)s::bigint[], %(verdicts)s::text[], %(checks)s::jsonb[], %(verifier)s::text
+    ) AS recorded
     """,
     row=Recorded,
 )

@@ -6,7 +6,11 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA app FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA public, app TO fleetward_app, fleetward_seal, fleetward_ro;
 GRANT EXECUTE ON FUNCTION app.now(), app.epoch() TO fleetward_app, fleetward_seal, fleetward_ro;
-GRANT EXECUTE ON FUNCTION app.next_fence(), app.record_verification(uuid, bigint, text, jsonb, text) TO fleetward_app;
+GRANT EXECUTE ON FUNCTION
+    app.next_fence(),
+    app.record_verification(uuid, bigint, text, jsonb, text),
+    app.record_verifications(uuid[], bigint[], text[], jsonb[], text)
+    TO fleetward_app;
 GRANT USAGE ON SEQUENCE app.fence_numbers, app.event_numbers TO fleetward_app;
 
 GRANT SELECT ON app.schema_migrations TO fleetward_app, fleetward_ro;
