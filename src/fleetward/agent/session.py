@@ -70,6 +70,7 @@ CLONED: Final = 3
 GRACE_SECONDS: Final = 10.0  # between TERM and KILL
 MARGIN_SECONDS_MAX: Final = 10.0  # a tree is ended this long before its lease is; a sixth of a short one
 BEAT_SECONDS: Final = 10.0  # until the controller dictates another
+INLINE_FILE_BYTES: Final = 512  # what a small file's name and digest are reckoned at, beside its bytes
 RETRY_FIRST: Final = 0.5  # seconds
 RETRY_MAX: Final = 30.0  # a third of the shortest lease, so that a short outage costs no work
 QUIET_SECONDS: Final = 1.0  # between calls, once replies keep coming at once and bring nothing
@@ -237,7 +238,7 @@ class Session:
             if attempt.is_dropped:
                 continue
             attempt.named_in = self._sequence if attempt.named_in is None else attempt.named_in
-            size = sum(file.size_bytes for file in attempt.inline)
+            size = sum(file.size_bytes + INLINE_FILE_BYTES for file in attempt.inline)
             fits = size <= room
             room -= size if fits else 0
             held.append(_held(attempt) if fits else _held_back(attempt))
