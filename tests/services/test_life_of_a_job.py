@@ -131,6 +131,18 @@ def test_an_undelivered_order_is_told_again(fleet: Fleet):
     assert fleet.sync(ada).assignments == fleet.sync(ada).assignments
 
 
+def test_the_lease_of_an_order_runs_from_the_call_that_brings_it(fleet: Fleet):
+    ada = fleet.node("ada")
+    job_id = fleet.submit()
+    fleet.assign()
+    (before,) = jobs.assignments(fleet.database, job_id).items
+    fleet.sync(ada)
+    (after,) = jobs.assignments(fleet.database, job_id).items
+    assert before.lease_expires_at is not None
+    assert after.lease_expires_at is not None
+    assert after.lease_expires_at > before.lease_expires_at
+
+
 def test_a_failed_attempt_is_retried_after_its_wait_and_given_up_in_the_end(fleet: Fleet):
     ada = fleet.node("ada")
     job_id = fleet.submit(max_attempts=1)

@@ -160,15 +160,18 @@ def _read_report(round: _Round, call: SyncCall, rows: Mapping[UUID, HeldRow]) ->
         if held.released:
             round.releases.append(claim)
     for row in rows.values():
-        # What was started and is not held any more is gone: only an undelivered one may be missing.
-        if row.id not in said and row.state != "assigned":
-            claim = _claim(row, call.credential)
-            if row.state == "running":
-                gone = HeldAssignment(
-                    id=row.id, fence=row.fence, state="lost", error="the node does not know it any more"
-                )
-                round.reports.append(_report(claim, row, gone))
-            round.releases.append(claim)
+        if row.id in said:
+            continue
+        claim = _claim(row, call.credential)
+        if row.state == "assigned":
+            # It travels in this call's answer, and the node trusts the lease from when it asked.
+            round.renewals.append(claim)
+            continue
+        # What was started and is not held any more is gone.
+        if row.state == "running":
+            gone = HeldAssignment(id=row.id, fence=row.fence, state="lost", error="the node does not know it any more")
+            round.reports.append(_report(claim, row, gone))
+        round.releases.append(claim)
 
 
 def _claim(row: HeldRow, credential: NodeCredential) -> Claim:
