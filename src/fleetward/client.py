@@ -323,9 +323,10 @@ class Client:
         """Read a verified artifact of a completed job from `offset`."""
         return self._download("read_artifact", ids={"id": job_id}, query={"path": path, "offset": offset})
 
-    def store_blob(self, sha256: str, *, content: bytes | Iterable[bytes]) -> m.BlobStored:
-        """Hand the controller bytes that a job will name as input."""
-        return self._ask("store_blob", m.BlobStored, ids={"sha256": sha256}, content=content)
+    def store_blob(self, sha256: str, *, size_bytes: int, content: bytes | Iterable[bytes]) -> m.BlobStored:
+        """Hand the controller bytes that a job will name as input; room for `size_bytes` is found first."""
+        ids = {"sha256": sha256}
+        return self._ask("store_blob", m.BlobStored, ids=ids, content=content, size_bytes=size_bytes)
 
     # How a call travels
 
@@ -338,6 +339,7 @@ class Client:
         query: Query | None = None,
         body: msgspec.Struct | None = None,
         content: bytes | Iterable[bytes] | None = None,
+        size_bytes: int | None = None,
         idempotency_key: str | None = None,
         wait_seconds: float = 0.0,
     ) -> R:
@@ -348,6 +350,8 @@ class Client:
             content = msgspec.json.encode(body)
         elif content is not None:
             headers["content-type"] = "application/octet-stream"
+        if size_bytes is not None:
+            headers["content-length"] = str(size_bytes)
         if idempotency_key is not None:
             headers["idempotency-key"] = idempotency_key
         may_repeat = endpoint.method == "GET" or idempotency_key is not None

@@ -57,12 +57,12 @@ def test_a_submission_carries_its_key_and_its_document() -> None:
     assert msgspec.json.decode(asked.body, type=JobSpec) == JobSpec(command=["true"])
 
 
-def test_bytes_travel_in_pieces() -> None:
+def test_bytes_travel_in_pieces_and_say_beforehand_how_many_they_are() -> None:
     stored = m.BlobStored(sha256="ab", size_bytes=6)
     with serve([Answer(body=msgspec.json.encode(stored))]) as server, Client(server.url) as client:
-        assert client.store_blob("ab", content=iter([b"abc", b"def"])) == stored
+        assert client.store_blob("ab", size_bytes=6, content=iter([b"abc", b"def"])) == stored
     assert server.asked[0].body == b"abcdef"
-    assert server.asked[0].headers["transfer-encoding"] == "chunked"
+    assert server.asked[0].headers["content-length"] == "6"
 
 
 def test_a_problem_document_comes_back_as_a_refusal_with_its_code_and_hint() -> None:

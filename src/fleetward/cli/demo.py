@@ -24,15 +24,16 @@ import typer
 
 from fleetward.cli import fetch, fleet
 from fleetward.cli.output import FAILED, Output, instant, visible
-from fleetward.cli.processes import Child, News
+from fleetward.cli.processes import LEAVE, Child, News
 from fleetward.cli.run import submit
 from fleetward.cli.settings import Settings, settings_of
 from fleetward.cli.story import is_quiet, paths, reason, sentence
-from fleetward.cli.watch import events, follow_events
+from fleetward.cli.watch import events, follow_events, log_tail
 from fleetward.client import Client
 from fleetward.domain.errors import HomeUnusable, Unreachable
 from fleetward.domain.jobs import ArtifactRule, JobSpec, JobStatus, Resources
 from fleetward.domain.nodes import NodeStatus
+from fleetward.verify.archive import Member
 from fleetward.wire.messages import Event, Job, PairingCodeRequest
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class _Play:
     def perform(self, folder: Path) -> Job:
         """Play it all and return the job as it ended."""
         with self._raise_fleet() as client:
-            made = submit(client, self._silent(), self._spec(), inputs=[WORK])
+            made = submit(client, self._silent(), self._spec(), members=[_work()])
             self._title(f"One job, two nodes at once: index Python's standard library ({made.id})")
             for event in follow_events(client, made.id):
                 self._tell(event)
@@ -126,7 +127,9 @@ class _Play:
             if job.status == JobStatus.COMPLETED:
                 self._show_result(client, job, folder)
             else:
-                self.console.print(f"[red]the job {job.status}: {visible(job.error or '')}[/]", markup=True)
+                self._say(f"the job {job.status}: {job.error or 'for no given reason'}", style="red")
+                for line in log_tail(client, made.id):
+                    self._say(line, style="dim")
             self._show_trail(client, made.id)
         return job
 
@@ -134,7 +137,7 @@ class _Play:
         """Stop everything, the last first."""
         with self.console.status("taking it all down"):
             for child in reversed(self.children):
-                child.stop()
+                child.stop(how=signal.SIGTERM if child.name == "controller" else LEAVE)
         self.console.print("Nothing is left running.", style="dim")
 
     def summary(self, job: Job, folder: Path) -> dict[str, object]:
@@ -270,6 +273,10 @@ class _Play:
 
     def _say(self, text: str, *, style: str = "") -> None:
         self.console.print(f"  {visible(text)}", style=style or None, markup=False)
+
+
+def _work() -> Member:
+    return Member(path=WORK.name, size_bytes=WORK.stat().st_size, is_executable=False, open=lambda: WORK.open("rb"))
 
 
 def _environment() -> Mapping[str, str]:

@@ -134,7 +134,8 @@ def open_session(client: Client, node_id: NodeId, *, key: Ed25519PrivateKey) -> 
 
 def main(arguments: Sequence[str]) -> int:
     """Pair under a name with the join string in a file, then lie until told to stop."""
-    signal.signal(signal.SIGTERM, _leave)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
     name, secret = arguments
     join = JoinString.parse(Path(secret).read_text())
     key = Ed25519PrivateKey.generate()

@@ -26,7 +26,9 @@ def join(
     join_string: Annotated[str, typer.Argument(help="What `fleetward node pair` printed; - reads it.")],
     home: Home = None,
     name: Annotated[str | None, typer.Option(help="The node's name; else made from its hardware address.")] = None,
-    label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A label of the node.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Refused; `node pair --label` gives them.")
+    ] = None,
     interface: Annotated[str | None, typer.Option(help="The network interface that names it.")] = None,
     agent: Annotated[bool, typer.Option("--agent/--no-agent", help="Whether to run the agent afterwards.")] = True,
 ) -> None:

@@ -24,6 +24,8 @@ from fleetward.cli.settings import read_text
 
 POLL: Final = timedelta(milliseconds=50)
 STOP_LIMIT: Final = timedelta(seconds=30)  # longer than a clean stop of either program takes
+# An agent finishes its attempts at SIGTERM; at SIGINT it leaves, and they go on under their supervisors.
+LEAVE: Final = signal.SIGINT
 STATE_FILE: Final = "up.json"
 MESSAGE_BYTES_MAX: Final = 64 * 1024
 
@@ -99,11 +101,11 @@ class Child:
             file.seek(max(self._log_start, self.log.stat().st_size - MESSAGE_BYTES_MAX))
             return file.read(MESSAGE_BYTES_MAX).decode(errors="replace").strip()
 
-    def stop(self, *, limit: timedelta = STOP_LIMIT) -> None:
+    def stop(self, *, how: signal.Signals = signal.SIGTERM, limit: timedelta = STOP_LIMIT) -> None:
         """Ask it to end, and end it when it does not."""
         if self.process.poll() is not None:
             return
-        self.process.terminate()
+        self.process.send_signal(how)
         try:
             self.process.wait(limit.total_seconds())
         except subprocess.TimeoutExpired:
@@ -139,12 +141,12 @@ def _started(pid: int) -> str:
     return "" if fields[0] in {"Z", "X"} else fields[19]
 
 
-def end(mark: Mark | None, *, limit: timedelta = STOP_LIMIT) -> bool:
+def end(mark: Mark | None, *, how: signal.Signals = signal.SIGTERM, limit: timedelta = STOP_LIMIT) -> bool:
     """Ask that very process to end and wait; returns whether it is gone."""
     if mark is None or not lives(mark):
         return True
     with contextlib.suppress(ProcessLookupError):
-        os.kill(mark.pid, signal.SIGTERM)
+        os.kill(mark.pid, how)
     left = limit
     while lives(mark) and left > timedelta(0):
         time.sleep(POLL.total_seconds())

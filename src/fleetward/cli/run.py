@@ -33,7 +33,7 @@ from fleetward.domain.jobs import (
     Timeouts,
     check_spec,
 )
-from fleetward.verify.archive import pack
+from fleetward.verify.archive import Member, pack
 from fleetward.wire.messages import Job, JobSubmitted
 
 ANSWER_LIMIT = timedelta(minutes=10)  # the controller hashes and syncs an input before it answers
@@ -85,7 +85,8 @@ def run(
     if folder is not None and not detach:
         fetching.check_free(folder, is_named=output is not None)
     client = settings.client(answer_limit=ANSWER_LIMIT)
-    made = submit(client, settings, spec, inputs=inputs or [])
+    members = members_below(inputs or [], skipped=lambda why: settings.output.note(f"· left out: {visible(why)}"))
+    made = submit(client, settings, spec, members=list(members))
     if detach:
         _say_submitted(settings, made)
         return
@@ -100,25 +101,25 @@ def run(
     raise typer.Exit(status)
 
 
-def submit(client: Client, settings: Settings, spec: JobSpec, *, inputs: Sequence[Path]) -> JobSubmitted:
+def submit(client: Client, settings: Settings, spec: JobSpec, *, members: Sequence[Member]) -> JobSubmitted:
     """Send the inputs along and hand the job in, once, whatever the network does."""
-    if inputs:
-        spec = msgspec.structs.replace(spec, inputs=[send_inputs(client, settings, inputs)])
+    if members:
+        spec = msgspec.structs.replace(spec, inputs=[send_inputs(client, settings, members)])
     made = client.submit_job(spec, idempotency_key=secrets.token_hex(16))
     settings.output.note(f"· job {made.id}")
     return made
 
 
-def send_inputs(client: Client, settings: Settings, paths: Sequence[Path]) -> JobInput:
-    """Pack the paths as one archive and leave it with the controller."""
+def send_inputs(client: Client, settings: Settings, members: Sequence[Member]) -> JobInput:
+    """Pack the files as one archive and leave it with the controller."""
     with tempfile.TemporaryFile() as packed:
-        pack(members_below(paths, skipped=lambda why: settings.output.note(f"· left out: {visible(why)}")), packed)
+        pack(members, packed)
         count = packed.tell()
         packed.seek(0)
         digest = hashlib.file_digest(packed, "sha256").hexdigest()
         packed.seek(0)
-        settings.output.note(f"· sending {len(paths)} inputs, {size(count)}")
-        client.store_blob(digest, content=iter(lambda: packed.read(PIECE), b""))
+        settings.output.note(f"· sending {len(members)} files, {size(count)}")
+        client.store_blob(digest, size_bytes=count, content=iter(lambda: packed.read(PIECE), b""))
     return JobInput(sha256=digest)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
+from signal import SIGTERM
 from typing import Annotated, Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -240,9 +241,10 @@ class _Keeper:
 
     def _stop(self) -> None:
         # The agent first: it reports what it holds while there is somebody to report to.
-        for child in (self._agent, self._controller):
-            if child is not None:
-                child.stop()
+        if self._agent is not None:
+            self._agent.stop(how=processes.LEAVE)
+        if self._controller is not None:
+            self._controller.stop()
         processes.forget_running(self._settings.home)
 
 
@@ -268,8 +270,9 @@ def down(ctx: typer.Context, home: Home = None) -> None:
     was_running = running is not None and any(map(processes.lives, (running.up, running.controller, running.agent)))
     if running is not None:
         # `up` stops its children itself; they are left to end only where it was killed.
-        for mark in (running.up, running.agent, running.controller):
-            if not processes.end(mark):
+        ways = ((running.up, SIGTERM), (running.agent, processes.LEAVE), (running.controller, SIGTERM))
+        for mark, how in ways:
+            if not processes.end(mark, how=how):
                 _refuse_to_kill(mark)
         processes.forget_running(settings.home)
     if settings.output.is_json:
