@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
@@ -45,7 +46,9 @@ class PlainLines(logging.Formatter):
 
 
 def start_logging(path: Path) -> None:
-    """Send every line to stderr and to the file."""
+    """Send every line to stderr and to the file, which is its owner's alone."""
+    with suppress(OSError):
+        path.touch(mode=0o600)
     on_stderr = logging.StreamHandler(sys.stderr)
     on_stderr.setFormatter(PlainLines("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     in_file = RotatingFileHandler(path, maxBytes=FILE_BYTES_MAX, backupCount=FILES_MAX, delay=True)
