@@ -1,13 +1,17 @@
 """One job through the services, and what each guard on its way refuses."""
 
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from fleetward.controller.services import jobs, sync, upkeep
+from fleetward.controller.store.migrate import Role
+from fleetward.controller.store.tx import PooledDatabase
 from fleetward.domain.errors import IdempotencyKeyReused, PreconditionFailed, Refusal
 from fleetward.domain.jobs import parse_spec
 from fleetward.wire.messages import CancelRequest, SyncReply
+from tests.fix_database import Clone
 from tests.services.fleet import RHYTHM, Fleet, holds, inline, succeeded
 
 OUT = inline("out.txt", b"hi\n")
@@ -228,3 +232,15 @@ def test_a_held_call_is_answered_anew_without_being_taken_in_again(fleet: Fleet)
     fleet.sync(ada)
     (late,) = sync.look(fleet.database, [call], rhythm=RHYTHM)
     assert isinstance(late, Refusal)
+
+
+def test_a_row_that_no_service_wrote_stops_nobody(database: PooledDatabase, clone: Clone, tmp_path: Path):
+    # Not the fixture: such a row has no events, which the invariants rightly find.
+    fleet = Fleet.on(database, tmp_path)
+    fleet.node("ada")
+    with clone.connect(Role.OWNER) as connection:
+        connection.execute("INSERT INTO jobs (kind, spec, runnable_at) VALUES ('command', '{}', app.now())")
+    job_id = fleet.submit()
+    assert fleet.assign() == 1
+    assert fleet.status(job_id) == "running"
+    assert len(jobs.listing(fleet.database, limit=10, after=None, status=None).items) == 2

@@ -159,6 +159,14 @@ def parse_spec(document: object) -> JobSpec:
     return spec
 
 
+def stored_spec(document: object) -> JobSpec:
+    """Read a spec that is stored; one that no service wrote reads as a job without a command, which none runs."""
+    try:
+        return msgspec.convert(document, JobSpec)
+    except msgspec.ValidationError:
+        return JobSpec(command=[])
+
+
 def check_spec(spec: JobSpec) -> None:
     """Refuse a spec whose values cannot work, naming the field, what it holds and what it may hold."""
     _check_command(spec)

@@ -7,14 +7,12 @@ the plan is applied (`store.queue`).
 from dataclasses import dataclass
 from uuid import UUID
 
-import msgspec
-
 from fleetward.controller.scheduler.plan import Candidate, Room, Snapshot, plan
 from fleetward.controller.store import jobs, nodes, queue
 from fleetward.controller.store.queue import Waiting
 from fleetward.controller.store.tx import Database, Tx
 from fleetward.domain.ids import JobId, NodeId, UserId
-from fleetward.domain.jobs import JobSpec
+from fleetward.domain.jobs import stored_spec
 from fleetward.domain.nodes import Rhythm
 
 DEPTH = 200  # jobs of one (shape, owner) that a round looks at; more than a round can place on most fleets
@@ -53,7 +51,8 @@ def assign(database: Database, *, rhythm: Rhythm) -> AssignRound:
 
 def load(tx: Tx) -> Snapshot:
     """Read the queue's best and the fleet's room."""
-    candidates = [_candidate(row) for row in tx.all(queue.CANDIDATES, depth=DEPTH)]
+    rows = tx.all(queue.CANDIDATES, depth=DEPTH)
+    candidates = [candidate for row in rows if (candidate := _candidate(row)) is not None]
     if not candidates:
         return Snapshot(candidates=(), rooms=())
     in_use = {None if row.owner_id is None else UserId(row.owner_id): row.cpus_milli for row in tx.all(queue.IN_USE)}
@@ -74,8 +73,10 @@ def rooms(tx: Tx) -> list[Room]:
     ]
 
 
-def _candidate(row: Waiting) -> Candidate:
-    spec = msgspec.convert(row.spec, JobSpec)
+def _candidate(row: Waiting) -> Candidate | None:
+    spec = stored_spec(row.spec)
+    if not spec.command:
+        return None
     return Candidate(
         id=JobId(row.id),
         owner_id=None if row.owner_id is None else UserId(row.owner_id),

@@ -24,7 +24,7 @@ from fleetward.domain.errors import (
     quoted,
 )
 from fleetward.domain.ids import JobId, UserId
-from fleetward.domain.jobs import JobSpec, JobStatus, check_spec
+from fleetward.domain.jobs import JobSpec, JobStatus, check_spec, stored_spec
 from fleetward.verify.policy import parse_rules
 from fleetward.wire.messages import (
     Artifact,
@@ -221,7 +221,7 @@ def _job(row: jobs.JobRow, *, why: str = "") -> Job:
         name=row.name,
         status=row.status,
         priority=row.priority,
-        spec=msgspec.convert(row.spec, JobSpec),
+        spec=stored_spec(row.spec),
         replicas=row.replicas,
         quorum=row.quorum,
         failures=row.failures,
@@ -245,7 +245,7 @@ def _why(tx: Tx, row: jobs.JobRow) -> str:
     if row.held_until is not None:
         return f"waits after a failed attempt until {row.held_until:%H:%M:%S} UTC"
     rooms = assigning.rooms(tx)
-    reasons = why_not(_as_candidate(row, msgspec.convert(row.spec, JobSpec)), rooms)
+    reasons = why_not(_as_candidate(row, stored_spec(row.spec)), rooms)
     if not rooms:
         return "no eligible node: none is online"
     if sum(reasons.values()) < len(rooms):

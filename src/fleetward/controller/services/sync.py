@@ -19,7 +19,7 @@ from fleetward.controller.store import assignments, jobs, nodes
 from fleetward.controller.store.assignments import Claim, HeldRow
 from fleetward.controller.store.tx import Database, Tx, as_json
 from fleetward.domain.errors import Refusal
-from fleetward.domain.jobs import JobSpec
+from fleetward.domain.jobs import stored_spec
 from fleetward.domain.nodes import Rhythm
 from fleetward.wire.messages import AssignmentOrder, HeldAssignment, SyncReply, SyncRequest
 
@@ -292,5 +292,5 @@ def _order(row: HeldRow, *, is_known: bool) -> AssignmentOrder:
         job_id=row.job_id,
         attempt=row.attempt,
         desired="run" if is_wanted else "stop",
-        spec=None if is_known else msgspec.convert(row.spec, JobSpec),
+        spec=None if is_known else stored_spec(row.spec),
     )

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
-import msgspec
-
 from fleetward.controller.blobs import BlobStore, Location
 from fleetward.controller.services import settling
 from fleetward.controller.store import artifacts, assignments, jobs
@@ -18,7 +16,7 @@ from fleetward.controller.store.artifacts import Claimed, Evidence
 from fleetward.controller.store.tx import Database, Tx, as_json
 from fleetward.domain.artifacts import Verdict
 from fleetward.domain.errors import BlobNotFound, Fault, Refusal
-from fleetward.domain.jobs import JobSpec
+from fleetward.domain.jobs import JobSpec, stored_spec
 from fleetward.verify.digest import Digest, Measured
 from fleetward.verify.manifest import parse_entries
 from fleetward.verify.policy import judge, parse_rules
@@ -53,7 +51,7 @@ def verify(database: Database, blobs: BlobStore, *, verifier: str, limit: int = 
     with database.begin() as tx:
         evidence = tx.all(artifacts.EVIDENCE, assignment_ids=[one.id for one in claimed])
         promises = tx.all(artifacts.PROMISES, job_ids=sorted({one.job_id for one in claimed}))
-    specs = {promise.job_id: msgspec.convert(promise.spec, JobSpec) for promise in promises}
+    specs = {promise.job_id: stored_spec(promise.spec) for promise in promises}
     files: dict[UUID, list[Evidence]] = {}
     for file in evidence:
         files.setdefault(file.assignment_id, []).append(file)
