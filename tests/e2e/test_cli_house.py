@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import House, a_house
 
+from fleetward.cli.processes import lives, mark_of
+
 UP_SECONDS = 30.0
 RUN_SECONDS = 5.0  # issue 2: `run` of an echo, from typing to the file on this disk
 
@@ -154,7 +156,7 @@ def test_down_leaves_nothing_running_and_says_when_nothing_runs() -> None:
     with a_house() as other:
         assert other.type("down").out == f"nothing runs on {other.home}\n"
         ready = other.type("up", "--listen", "127.0.0.1:0", "--no-local-node", "--detach", "--json").document
-        assert Path(f"/proc/{ready['pid']}").exists()
+        assert lives(mark_of(ready["pid"]))
         assert other.type("down").out == f"stopped {other.home}\n"
-        assert not Path(f"/proc/{ready['pid']}").exists()
+        assert not lives(mark_of(ready["pid"]))
         assert other.type("status").status == 4

@@ -110,6 +110,7 @@ class _Play:
     console: "Console"
     news: SimpleQueue[News] = field(default_factory=SimpleQueue[News])
     children: list[Child] = field(default_factory=list[Child])
+    standing: dict[str, str] = field(default_factory=dict[str, str])
     refused: list[str] = field(default_factory=list[str])
     told: int = 0
     fetched: fetch.Fetched | None = None
@@ -119,9 +120,11 @@ class _Play:
         with self._raise_fleet() as client:
             made = submit(client, self._silent(), self._spec(), members=[_work()])
             self._title(f"One job, two nodes at once: index Python's standard library ({made.id})")
-            for event in follow_events(client, made.id):
-                self._tell(event)
-                self._maybe_send_for_grace(event)
+            with self.console.status("") as standing:
+                for event in follow_events(client, made.id):
+                    self._tell(event)
+                    self._maybe_send_for_grace(event)
+                    standing.update(self._standing(event))
             job = client.show_job(made.id)
             self._wait_until_released(client, made.id)
             if job.status == JobStatus.COMPLETED:
@@ -232,10 +235,16 @@ class _Play:
             self.refused.append(reason(event))
         self._say(sentence(event), style=style.get(event.kind, ""))
 
+    def _standing(self, event: Event) -> str:
+        """Where each node stands, on one line."""
+        if event.node is not None and event.kind.startswith("assignment."):
+            self.standing[event.node] = event.kind.removeprefix("assignment.")
+        return "   ".join(f"{node}: {state}" for node, state in sorted(self.standing.items()))
+
     def _maybe_send_for_grace(self, event: Event) -> None:
-        """The third node comes to work once the liar has told both her lies, and takes her place."""
-        is_told = event.kind == "assignment.rejected" and len(self.refused) == 2
-        if is_told and not any(child.name == "grace" for child in self.children):
+        """The third node comes to work when the liar is about to lie again, and takes her place after that."""
+        is_again = event.kind == "assignment.assigned" and event.node == LIAR and self.refused
+        if is_again and not any(child.name == "grace" for child in self.children):
             self._say("grace comes online", style="dim")
             self.children.append(fleet.start_agent(self._node_home("grace"), name="grace", environment=_environment()))
 
