@@ -132,19 +132,19 @@ def test_an_undelivered_order_is_told_again(fleet: Fleet):
     ada = fleet.node("ada")
     fleet.submit()
     fleet.assign()
-    assert fleet.sync(ada).assignments == fleet.sync(ada).assignments
+    (first,), (second,) = fleet.sync(ada).assignments, fleet.sync(ada).assignments
+    assert (first.id, first.fence, first.spec) == (second.id, second.fence, second.spec)
 
 
-def test_the_lease_of_an_order_runs_from_the_call_that_brings_it(fleet: Fleet):
+def test_an_order_says_what_is_left_of_its_lease_and_only_its_holder_renews_it(fleet: Fleet):
     ada = fleet.node("ada")
-    job_id = fleet.submit()
+    fleet.submit()
     fleet.assign()
-    (before,) = jobs.assignments(fleet.database, job_id).items
-    fleet.sync(ada)
-    (after,) = jobs.assignments(fleet.database, job_id).items
-    assert before.lease_expires_at is not None
-    assert after.lease_expires_at is not None
-    assert after.lease_expires_at > before.lease_expires_at
+    (undelivered,) = fleet.sync(ada).assignments
+    (again,) = fleet.sync(ada).assignments
+    assert 0 < again.lease_seconds < undelivered.lease_seconds < RHYTHM.lease.total_seconds()
+    (renewed,) = fleet.sync(ada, holds(again, "assigned")).assignments
+    assert renewed.lease_seconds == RHYTHM.lease.total_seconds()
 
 
 def test_a_failed_attempt_is_retried_after_its_wait_and_given_up_in_the_end(fleet: Fleet):

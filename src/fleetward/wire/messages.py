@@ -126,13 +126,17 @@ class SyncRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class AssignmentOrder(Struct, frozen=True, kw_only=True):
-    """One assignment that the node should hold; `spec` comes until the node reports that it holds it."""
+    """One assignment that the node should hold; `spec` comes until the node reports that it holds it.
+
+    `lease_seconds` is what is left of its lease, which the node trusts from when it asked.
+    """
 
     id: UUID
     fence: int
     job_id: UUID
     attempt: int
     desired: Literal["run", "stop"]
+    lease_seconds: float = 0.0
     spec: JobSpec | None = None
 
 

@@ -160,14 +160,10 @@ def _read_report(round: _Round, call: SyncCall, rows: Mapping[UUID, HeldRow]) ->
         if held.released:
             round.releases.append(claim)
     for row in rows.values():
-        if row.id in said:
+        # What was started and is not held any more is gone: only an undelivered one may be missing.
+        if row.id in said or row.state == "assigned":
             continue
         claim = _claim(row, call.credential)
-        if row.state == "assigned":
-            # It travels in this call's answer, and the node trusts the lease from when it asked.
-            round.renewals.append(claim)
-            continue
-        # What was started and is not held any more is gone.
         if row.state == "running":
             gone = HeldAssignment(id=row.id, fence=row.fence, state="lost", error="the node does not know it any more")
             round.reports.append(_report(claim, row, gone))
@@ -276,7 +272,7 @@ def _answer(
 def _reply(call: SyncCall, rows: Mapping[UUID, HeldRow], *, rhythm: Rhythm, now: datetime) -> SyncReply:
     known = {held.id for held in call.request.held}
     return SyncReply(
-        assignments=[_order(row, is_known=row.id in known) for row in rows.values()],
+        assignments=[_order(row, is_known=row.id in known, now=now) for row in rows.values()],
         sequence=call.request.sequence,
         lease_seconds=rhythm.lease.total_seconds(),
         beat_seconds=rhythm.beat.total_seconds(),
@@ -284,7 +280,7 @@ def _reply(call: SyncCall, rows: Mapping[UUID, HeldRow], *, rhythm: Rhythm, now:
     )
 
 
-def _order(row: HeldRow, *, is_known: bool) -> AssignmentOrder:
+def _order(row: HeldRow, *, is_known: bool, now: datetime) -> AssignmentOrder:
     is_wanted = row.state in {"assigned", "running", "succeeded"} and not row.is_cancelling
     return AssignmentOrder(
         id=row.id,
@@ -292,5 +288,6 @@ def _order(row: HeldRow, *, is_known: bool) -> AssignmentOrder:
         job_id=row.job_id,
         attempt=row.attempt,
         desired="run" if is_wanted else "stop",
+        lease_seconds=(row.lease_expires_at - now).total_seconds(),
         spec=None if is_known else stored_spec(row.spec),
     )

@@ -24,6 +24,7 @@ class HeldRow:
     state: str
     is_open: bool
     is_cancelling: bool
+    lease_expires_at: datetime
     spec: dict[str, object]
 
 
@@ -31,7 +32,8 @@ UNRELEASED = Statement(
     """
     SELECT
         held.id, held.job_id, held.node_id, held.fence, held.attempt, held.state, held.is_open,
-        jobs.cancel_requested_at IS NOT NULL AS is_cancelling, jobs.spec
+        jobs.cancel_requested_at IS NOT NULL AS is_cancelling,
+        coalesce(held.lease_expires_at, held.assigned_at) AS lease_expires_at, jobs.spec
     FROM job_assignments AS held
     JOIN jobs ON jobs.id = held.job_id
     WHERE held.node_id = ANY (%(node_ids)s::uuid[])
