@@ -160,3 +160,13 @@ def test_down_leaves_nothing_running_and_says_when_nothing_runs() -> None:
         assert other.type("down").out == f"stopped {other.home}\n"
         assert not lives(mark_of(ready["pid"]))
         assert other.type("status").status == 4
+
+
+def test_a_house_comes_back_with_its_node_also_at_another_address() -> None:
+    with a_house() as other:
+        for _ in range(2):
+            ready = other.type("up", "--listen", "127.0.0.1:0", "--detach", "--json").document
+            assert other.type("run", "--", "echo", "ok").out == "ok\n"
+            assert lives(mark_of(ready["pid"]))
+            other.type("down")
+        assert len(list((other.home / "nodes").iterdir())) == 1

@@ -29,6 +29,7 @@ READY_LIMIT: Final = timedelta(seconds=120)  # a first start on a slow disk; Pos
 PAIR_LIMIT: Final = timedelta(seconds=60)
 ASK_LIMIT: Final = timedelta(seconds=5)
 LOCAL: Final = "local"
+NODE_FILE: Final = "node.json"
 NAME_NEEDED: Final = NodeNameNeeded.code
 
 
@@ -143,7 +144,7 @@ def spoken_failure(words: str, *, what: str, status: int, log: Path | None = Non
 
 def pair_node(client: Client, home: Path, *, name: str | None, environment: Mapping[str, str] | None = None) -> None:
     """Make a code and have an agent home pair with it; a home that has paired before stays as it is."""
-    if (home / "node.json").exists():
+    if (home / NODE_FILE).exists():
         return
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = client.make_pairing_code(PairingCodeRequest())
@@ -167,12 +168,12 @@ def start_agent(home: Path, *, name: str = "agent", environment: Mapping[str, st
     return Child(name, arguments, log=home / "agent.err", environment=environment)
 
 
-def pair_local_node(client: Client, home: Path) -> str:
+def pair_local_node(client: Client, home: Path, told: ControllerFile) -> str:
     """Pair this machine's own node, and say what it is called and why."""
     node_home = home / "nodes" / LOCAL
     kept = home / "node_name"
     name = read_text(kept)
-    source = "as before" if name or (node_home / "node.json").exists() else "after its network interface"
+    source = "as before" if name or (node_home / NODE_FILE).exists() else "after its network interface"
     try:
         pair_node(client, node_home, name=name or None)
     except RemoteRefusal as refusal:
@@ -181,9 +182,22 @@ def pair_local_node(client: Client, home: Path) -> str:
         name, source = f"node-{secrets.token_hex(6)}", "made up, for want of a network interface"
         kept.write_text(name + "\n")
         pair_node(client, node_home, name=name)
+    point_at(node_home, told)
     return f"{node_name(node_home)} ({source})"
+
+
+def point_at(home: Path, told: ControllerFile) -> None:
+    """Tell this machine's own agent where its controller listens now; who that is, the keys say as before."""
+    path = home / NODE_FILE
+    kept = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    if (kept["url"], kept["pin"]) == (told.url, told.pin):
+        return
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.touch(mode=0o600)
+    unfinished.write_bytes(msgspec.json.encode(kept | {"url": told.url, "pin": told.pin}) + b"\n")
+    unfinished.rename(path)
 
 
 def node_name(home: Path) -> str:
     """What a paired agent home is called."""
-    return msgspec.json.decode(read_text(home / "node.json") or "{}", type=NodeFile).name
+    return msgspec.json.decode(read_text(home / NODE_FILE) or "{}", type=NodeFile).name

@@ -164,7 +164,7 @@ class _Keeper:
         token = (settings.home / "token").read_text().strip()
         try:
             with Client(told.url, token=token, pin=told.pin) as client:
-                return fleet.pair_local_node(client, settings.home)
+                return fleet.pair_local_node(client, settings.home, told)
         except Refusal as refusal:
             # The controller is of use without it: other machines can still pair.
             settings.output.note(f"this machine is no node: {refusal.message}")
