@@ -46,6 +46,7 @@ FOLDER: Final = "fleetward-demo"
 FOLDERS_MAX: Final = 1000
 ONLINE_LIMIT: Final = timedelta(seconds=30)
 RELEASE_LIMIT: Final = timedelta(seconds=20)
+EMPTY_IN_A_SANDBOX: Final = tuple(Path(os.sep, name) for name in ("tmp", "var/tmp", "dev/shm", "run"))
 POLL: Final = timedelta(milliseconds=100)
 
 
@@ -84,13 +85,14 @@ def _free_folder(output: Path | None) -> Path:
 
 
 def _interpreter() -> str:
-    """A Python that an ordinary user of this machine can run: as root every attempt is a user of its own."""
-    candidates = (sys.executable, os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3")
-    for candidate in candidates:
-        if Path(candidate).exists() and _is_open_to_all(Path(os.path.realpath(candidate))):
-            return candidate if _is_open_to_all(Path(candidate)) else os.path.realpath(candidate)
+    """A Python that an attempt can run: as root each is a user of its own, and a sandbox has a /tmp of its own."""
+    own = os.path.realpath(sys.executable)  # a virtual environment may lie anywhere, and the work needs none
+    for candidate in (own, "/usr/bin/python3", "/usr/local/bin/python3"):
+        program = Path(os.path.realpath(candidate))
+        if program.exists() and _is_open_to_all(program) and not any(map(program.is_relative_to, EMPTY_IN_A_SANDBOX)):
+            return candidate
     if os.geteuid() != 0:
-        return sys.executable
+        return own
     raise HomeUnusable(
         f"{sys.executable} lies where only root may go, and the demo's attempts run as users of their own",
         hint="install a Python for all users (/usr/bin/python3), or run the demo as an ordinary user",
