@@ -7,24 +7,32 @@ to watch never stops the job.
 import codecs
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from datetime import timedelta
+from typing import Final, TypeVar
 from uuid import UUID
 
 from fleetward.cli.output import Output, visible, visible_log
 from fleetward.cli.story import IS_OVER, is_quiet, sentence
 from fleetward.client import Client
-from fleetward.domain.errors import Fault, Refusal
+from fleetward.domain.errors import Fault, Refusal, Unreachable
 from fleetward.domain.jobs import JobStatus
 from fleetward.wire.messages import Event, Job
+from fleetward.wire.problem import RemoteFault
 
 FIRST_WAIT_SECONDS: Final = 2.0  # soon enough to say why a job still waits
 WAIT_SECONDS: Final = 20.0  # one long poll; the controller holds none longer than a minute
 LOG_LAST_WAIT_SECONDS: Final = 5.0  # how long a log may lag behind the end of its job
+PATIENCE: Final = timedelta(seconds=60)  # a controller that was killed is back within some seconds
+FIRST_DELAY: Final = timedelta(milliseconds=500)
+DELAY_MAX: Final = timedelta(seconds=4)
 EVENT_PAGE: Final = 200
 TAIL_BYTES: Final = 64 * 1024
 TAIL_LINES: Final = 20
+
+R = TypeVar("R")
 
 
 def events(client: Client, job_id: UUID, *, after: str | None = None) -> Iterator[Event]:
@@ -43,13 +51,17 @@ def follow_events(
     """Every event of a job as it comes, until the job has ended and told all; `on_idle` hears of long silence."""
     wait_seconds = FIRST_WAIT_SECONDS
     while True:
-        page = client.job_events(job_id, after=after, limit=EVENT_PAGE, wait_seconds=wait_seconds)
+        page = _patiently(
+            lambda after=after, wait=wait_seconds: client.job_events(
+                job_id, after=after, limit=EVENT_PAGE, wait_seconds=wait
+            )
+        )
         yield from page.items
         after = page.next
         if any(event.kind in IS_OVER for event in page.items):
             return
         if not page.items:
-            job = client.show_job(job_id)
+            job = _patiently(lambda: client.show_job(job_id))
             if JobStatus(job.status).is_ended:
                 yield from events(client, job_id, after=after)
                 return
@@ -148,11 +160,29 @@ def copy_log(client: Client, job_id: UUID, assignment_id: UUID | None, *, printe
     """Write a log as it grows, until it has ended."""
     offset = 0
     while True:
-        piece = client.job_log(job_id, assignment=assignment_id, offset=offset, wait_seconds=WAIT_SECONDS)
+        piece = _patiently(
+            lambda offset=offset: client.job_log(
+                job_id, assignment=assignment_id, offset=offset, wait_seconds=WAIT_SECONDS
+            )
+        )
         printer.write(piece.content, source=str(assignment_id))
         offset = piece.next_offset
         if piece.ended:
             return
+
+
+def _patiently(ask: Callable[[], R]) -> R:
+    """Ask again while the controller is away: the job goes on without it, and so may whoever watches."""
+    left, delay = PATIENCE, FIRST_DELAY
+    while True:
+        try:
+            return ask()
+        except (Unreachable, RemoteFault):
+            if left <= timedelta(0):
+                raise
+        time.sleep(delay.total_seconds())
+        left -= delay
+        delay = min(DELAY_MAX, delay * 2)
 
 
 def log_tail(client: Client, job_id: UUID) -> list[str]:
