@@ -10,11 +10,11 @@ The life of one attempt, in stages:
 
     TAKEN -> STARTING -> RUNNING -> COLLECTING -> UPLOADING -> REPORTING -> (forgotten)
 
-It is TAKEN once the journal names it, and starts when the controller has answered a call that named it:
-only such an answer is a lease, and a lease counts from when we asked. From STARTING on there may be
-processes, until they are observed gone. It is reported as succeeded only when its log and all its files
-are with the controller or in the report itself. It is forgotten only when its processes are gone and
-the controller no longer lists it.
+It is TAKEN when an order brings it, and starts when the controller has answered a call that named it: only
+such an answer is a lease, and a lease counts from when we asked. The journal names it before it starts.
+From STARTING on there may be processes, until they are observed gone. It is reported as succeeded only
+when its log and all its files are with the controller or in the report itself. It is forgotten only when
+its processes are gone and the controller no longer lists it.
 """
 
 import random
@@ -149,6 +149,7 @@ class Session:
     _idle_replies: int = field(default=0, init=False)
     _is_opening: bool = field(default=False, init=False)
     _is_dirty: bool = field(default=False, init=False)
+    _must_write: bool = field(default=False, init=False)
     _is_leaving: bool = field(default=False, init=False)
     _verdict: Leave | None = field(default=None, init=False)
     _has_left: bool = field(default=False, init=False)
@@ -157,7 +158,8 @@ class Session:
         for entry in self.journal.held:
             attempt = self._attempts[entry.id] = _Attempt(entry)
             if entry.unstarted is not None:
-                self._end_unstarted(attempt, entry.unstarted.blame, entry.unstarted.message)
+                attempt.is_gone = True
+                self._end(attempt, entry.unstarted.blame, entry.unstarted.message)
 
     @property
     def held(self) -> frozenset[UUID]:
@@ -168,11 +170,12 @@ class Session:
         """Take one event in and return all that follows from it."""
         if self._has_left:
             return []
-        self._is_dirty = False
+        self._is_dirty = self._must_write = False
         commands = self._take_in(event, now=now)
         if self._is_dirty and self._session != 0:
             commands += self._ask(now=now)
-        return commands + self._maybe_leave()
+        commands += self._maybe_leave()
+        return [Write(self.journal), *commands] if self._must_write else commands
 
     def _take_in(self, event: Event, *, now: float) -> list[Command]:
         match event:
@@ -199,10 +202,8 @@ class Session:
         if self._is_opening or self._verdict is not None:
             return []
         self._session, self._is_opening = 0, True
-        commands: list[Command] = []
-        if not self.journal.nonce:
-            commands += self._write(nonce=f"{self.rng.getrandbits(128):032x}")
-        return [*commands, OpenSession(last_session=self.journal.last_session, nonce=self.journal.nonce)]
+        self._write(nonce=self.journal.nonce or f"{self.rng.getrandbits(128):032x}")
+        return [OpenSession(last_session=self.journal.last_session, nonce=self.journal.nonce)]
 
     def _begin(self, session: int) -> list[Command]:
         if session <= self.journal.last_session:
@@ -210,7 +211,8 @@ class Session:
         # Sequences go on across sessions: then no answer of an earlier session can be taken for one of this.
         self._asked_at.clear()
         self._session, self._is_opening, self._failures, self._is_dirty = session, False, 0, True
-        return self._write(last_session=session, nonce="")
+        self._write(last_session=session, nonce="")
+        return []
 
     def _ask(self, *, now: float) -> list[Command]:
         """Say all that is held. Without a session, ask for one instead."""
@@ -312,6 +314,7 @@ class Session:
         match attempt.stage:
             case Stage.TAKEN:
                 attempt.stage = Stage.STARTING
+                self._write()
                 return [Start(attempt.entry, lease.deadline, lease.margin_seconds)]
             case Stage.STARTING | Stage.RUNNING:
                 return [Renew(attempt.id, lease.deadline)]
@@ -326,14 +329,15 @@ class Session:
             JournalEntry(id=order.id, fence=order.fence, job_id=order.job_id, attempt=order.attempt, spec=order.spec)
         )
         self._is_dirty = True
-        return self._told_to_stop(attempt) if order.desired == "stop" else self._write()
+        return self._told_to_stop(attempt) if order.desired == "stop" else []
 
     def _told_to_stop(self, attempt: _Attempt) -> list[Command]:
         if attempt.known == "stop":
             return []
         attempt.known = "stop"
         if attempt.stage is Stage.TAKEN:
-            self._end_unstarted(attempt, "cancelled", "stopped before it started")
+            attempt.is_gone = True
+            return self._end(attempt, "cancelled", "stopped before it started")
         return [Stop(attempt.id, GRACE_SECONDS)] if attempt.may_live else []
 
     def _drop(self, attempt: _Attempt) -> list[Command]:
@@ -345,7 +349,8 @@ class Session:
 
     def _forget(self, attempt: _Attempt) -> list[Command]:
         del self._attempts[attempt.id]
-        return [*self._write(), Forget(attempt.id)]
+        self._write()
+        return [Forget(attempt.id)]
 
     # What happens to attempts
 
@@ -399,7 +404,8 @@ class Session:
             return self._end(attempt, "cancelled", "stopped before it started")
         unstarted = Unstarted(blame=event.blame, message=event.message)
         attempt.entry = msgspec.structs.replace(attempt.entry, unstarted=unstarted)
-        return [*self._write(), *self._end(attempt, event.blame, event.message)]
+        self._write()
+        return self._end(attempt, event.blame, event.message)
 
     def _collected(self, attempt: _Attempt, event: Collected) -> list[Command]:
         attempt.inline = event.inline
@@ -422,10 +428,6 @@ class Session:
         attempt.stage, attempt.final, attempt.error = Stage.REPORTING, final, error
         self._is_dirty = True
         return []
-
-    def _end_unstarted(self, attempt: _Attempt, final: End, error: str) -> None:
-        attempt.is_gone = True
-        self._end(attempt, final, error)
 
     # Leaving
 
@@ -452,13 +454,14 @@ class Session:
         self._has_left = True
         return [self._verdict or Leave(0, "left; nothing was running")]
 
-    def _write(self, *, last_session: int | None = None, nonce: str | None = None) -> list[Command]:
+    def _write(self, *, last_session: int | None = None, nonce: str | None = None) -> None:
+        """Have what is believed now written, once, before all commands that follow from this event."""
+        self._must_write = True
         self.journal = Journal(
             last_session=self.journal.last_session if last_session is None else last_session,
             nonce=self.journal.nonce if nonce is None else nonce,
-            held=[attempt.entry for attempt in self._attempts.values()],
+            held=[attempt.entry for attempt in self._attempts.values() if attempt.stage is not Stage.TAKEN],
         )
-        return [Write(self.journal)]
 
 
 def _ending(attempt: _Attempt) -> tuple[End, str]:
