@@ -1,5 +1,7 @@
 """A house that is up, from the command line: jobs that complete, fail and are cancelled."""
 
+import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -170,3 +172,32 @@ def test_a_house_comes_back_with_its_node_also_at_another_address() -> None:
             assert lives(mark_of(ready["pid"]))
             other.type("down")
         assert len(list((other.home / "nodes").iterdir())) == 1
+
+
+@pytest.mark.parametrize("victim", ["agent", "controller"])
+def test_a_killed_program_comes_back_and_the_job_goes_on_as_one_attempt(house: House, victim: str) -> None:
+    process = house.start("run", "--json", "--", "sh", "-c", "echo started; sleep 3")
+    assert process.stderr is not None
+    while "started\n" not in process.stderr.readline():
+        assert process.poll() is None
+    running = json.loads((house.home / "up.json").read_text())
+    os.kill(running[victim]["pid"], signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    shown = house.type("job", "show", json.loads(out)["job_id"], "--json").document
+    assert [(attempt["attempt"], attempt["state"]) for attempt in shown["assignments"]] == [(1, "succeeded")]
+
+
+def test_another_machine_joins_with_a_string_that_works_once(house: House) -> None:
+    made = house.type("node", "pair", "--label", "zone=lab", "--json").document
+    assert made.keys() >= {"join_string", "code", "expires_at"}
+    folder = house.work / "ada"
+    done = house.type("join", made["join_string"], "--name", "ada", "--home", str(folder), "--no-agent")
+    assert done.status == 0, done.err
+    node = house.type("node", "show", "ada", "--json").document
+    assert (node["status"], node["labels"]) == ("provisioning", {"zone": "lab"})
+    again = house.type("join", made["join_string"], "--name", "bob", "--home", str(house.work / "bob"), "--no-agent")
+    assert again.status == 3
+    cut = house.type("join", made["join_string"][:-3], "--home", str(house.work / "cut"), "--no-agent")
+    assert cut.status == 3
+    assert "not whole" in cut.err
