@@ -10,8 +10,9 @@ The life of one attempt, in stages:
 
     TAKEN -> STARTING -> RUNNING -> COLLECTING -> UPLOADING -> REPORTING -> (forgotten)
 
-It is TAKEN when an order brings it, and starts when the controller has answered a call that named it: only
-such an answer is a lease, and a lease counts from when we asked. The journal names it before it starts.
+An order says what is left of its lease, and the node trusts that from when it asked: never longer than the
+controller does. The journal names an attempt before it starts; one that the journal alone knows after a
+restart is TAKEN until an order names it again.
 From STARTING on there may be processes, until they are observed gone. It is reported as succeeded only
 when its log and all its files are with the controller or in the report itself. It is forgotten only when
 its processes are gone and the controller no longer lists it.
@@ -98,7 +99,6 @@ class _Attempt:
     entry: JournalEntry
     stage: Stage = Stage.TAKEN
     known: Literal["run", "stop"] = "run"
-    named_in: int | None = None  # the first call that told the controller of it
     is_dropped: bool = False
     is_gone: bool = False
     ended_by: EndedBy | None = None
@@ -121,15 +121,6 @@ class _Attempt:
             assert self.final is not None, "an attempt reports its end only when it has one"
             return self.final
         return "running" if self.stage >= Stage.RUNNING else "assigned"
-
-
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    """What one reply grants to the attempts that its call named."""
-
-    sequence: int
-    deadline: float
-    margin_seconds: float
 
 
 @dataclass(slots=True)
@@ -223,12 +214,11 @@ class Session:
         self._sequence += 1
         self._asked_at[self._sequence] = now
         # What waits for its lease should not wait for the end of a hold.
-        is_waiting = any(attempt.stage is Stage.TAKEN for attempt in self._attempts.values())
         request = SyncRequest(
             sequence=self._sequence,
             load=self.load,
             held=self._report(),
-            wait_seconds=0.0 if is_waiting else self._beat_seconds,
+            wait_seconds=self._beat_seconds,
         )
         return [Sync(request)]
 
@@ -239,7 +229,6 @@ class Session:
         for attempt in self._attempts.values():
             if attempt.is_dropped:
                 continue
-            attempt.named_in = self._sequence if attempt.named_in is None else attempt.named_in
             size = sum(file.size_bytes + INLINE_FILE_BYTES for file in attempt.inline)
             fits = size <= room
             room -= size if fits else 0
@@ -276,17 +265,13 @@ class Session:
             return []
         self._accepted, self._failures, self._beat_seconds = reply.sequence, 0, reply.beat_seconds
         self._asked_at = {sequence: at for sequence, at in self._asked_at.items() if sequence > reply.sequence}
-        lease = _Lease(
-            sequence=reply.sequence,
-            deadline=asked_at + reply.lease_seconds,
-            margin_seconds=min(MARGIN_SECONDS_MAX, reply.lease_seconds / 6),
-        )
+        margin = min(MARGIN_SECONDS_MAX, reply.lease_seconds / 6)
         listed = {order.id for order in reply.assignments}
         commands: list[Command] = []
         for attempt in [each for each in self._attempts.values() if each.id not in listed]:
             commands += self._drop(attempt)
         for order in reply.assignments:
-            commands += self._follow(order, lease)
+            commands += self._follow(order, deadline=asked_at + order.lease_seconds, margin=margin)
         if reply.sequence < self._sequence:
             return commands
         return commands + self._go_on(commands, asked_at=asked_at, now=now)
@@ -300,36 +285,32 @@ class Session:
         self._is_dirty = True
         return []
 
-    def _follow(self, order: AssignmentOrder, lease: _Lease) -> list[Command]:
-        attempt = self._attempts.get(order.id)
-        if attempt is None:
-            return self._take_on(order)
-        if attempt.is_dropped or order.fence != attempt.entry.fence:
+    def _follow(self, order: AssignmentOrder, *, deadline: float, margin: float) -> list[Command]:
+        attempt = self._attempts.get(order.id) or self._take_on(order)
+        if attempt is None or attempt.is_dropped or order.fence != attempt.entry.fence:
             return []
         if order.desired == "stop":
             return self._told_to_stop(attempt)
-        if attempt.named_in is None or lease.sequence < attempt.named_in:
-            # That call did not name it, so it renewed nothing: a lease begins with the next.
-            return []
         match attempt.stage:
             case Stage.TAKEN:
                 attempt.stage = Stage.STARTING
                 self._write()
-                return [Start(attempt.entry, lease.deadline, lease.margin_seconds)]
+                return [Start(attempt.entry, deadline, margin)]
             case Stage.STARTING | Stage.RUNNING:
-                return [Renew(attempt.id, lease.deadline)]
+                return [Renew(attempt.id, deadline)]
             case _:
                 return []
 
-    def _take_on(self, order: AssignmentOrder) -> list[Command]:
-        """Begin an attempt that this node has not seen. An agent that leaves does not: its lease will lapse."""
+    def _take_on(self, order: AssignmentOrder) -> _Attempt | None:
+        """Take an order that this node has not seen. An agent that leaves does not: its lease will lapse."""
         if order.spec is None or self._is_leaving:
-            return []
-        attempt = self._attempts[order.id] = _Attempt(
-            JournalEntry(id=order.id, fence=order.fence, job_id=order.job_id, attempt=order.attempt, spec=order.spec)
-        )
+            return None
         self._is_dirty = True
-        return self._told_to_stop(attempt) if order.desired == "stop" else []
+        entry = JournalEntry(
+            id=order.id, fence=order.fence, job_id=order.job_id, attempt=order.attempt, spec=order.spec
+        )
+        attempt = self._attempts[order.id] = _Attempt(entry)
+        return attempt
 
     def _told_to_stop(self, attempt: _Attempt) -> list[Command]:
         if attempt.known == "stop":
