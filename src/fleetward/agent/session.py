@@ -11,11 +11,10 @@ The life of one attempt, in stages:
     TAKEN -> STARTING -> RUNNING -> COLLECTING -> UPLOADING -> REPORTING -> (forgotten)
 
 An order says what is left of its lease, and the node trusts that from when it asked: never longer than the
-controller does. The journal names an attempt before it starts; one that the journal alone knows after a
-restart is TAKEN until an order names it again.
-From STARTING on there may be processes, until they are observed gone. It is reported as succeeded only
-when its log and all its files are with the controller or in the report itself. It is forgotten only when
-its processes are gone and the controller no longer lists it.
+controller does. The journal names an attempt before it starts; one that after a restart only the journal
+knows is TAKEN until an order names it again. From STARTING on there may be processes, until they are
+observed gone. It is reported as succeeded only when its log and all its files are with the controller or
+in the report itself. It is forgotten only when its processes are gone and the controller no longer lists it.
 """
 
 import random
@@ -213,14 +212,8 @@ class Session:
             return self._open()
         self._sequence += 1
         self._asked_at[self._sequence] = now
-        # What waits for its lease should not wait for the end of a hold.
-        request = SyncRequest(
-            sequence=self._sequence,
-            load=self.load,
-            held=self._report(),
-            wait_seconds=self._beat_seconds,
-        )
-        return [Sync(request)]
+        held = self._report()
+        return [Sync(SyncRequest(sequence=self._sequence, load=self.load, held=held, wait_seconds=self._beat_seconds))]
 
     def _report(self) -> list[HeldAssignment]:
         """All that is held; small files ride along up to the size of one call, the rest waits for the next."""
@@ -306,10 +299,9 @@ class Session:
         if order.spec is None or self._is_leaving:
             return None
         self._is_dirty = True
-        entry = JournalEntry(
-            id=order.id, fence=order.fence, job_id=order.job_id, attempt=order.attempt, spec=order.spec
+        attempt = self._attempts[order.id] = _Attempt(
+            JournalEntry(id=order.id, fence=order.fence, job_id=order.job_id, attempt=order.attempt, spec=order.spec)
         )
-        attempt = self._attempts[order.id] = _Attempt(entry)
         return attempt
 
     def _told_to_stop(self, attempt: _Attempt) -> list[Command]:
