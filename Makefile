@@ -39,8 +39,9 @@ bench: $(RUN_STAMP) ## measure verified jobs a second, and submit-to-running
 sim: $(DEV_STAMP) ## run simulated worlds: SEED=7 for one, SEEDS=500 for many
 	@$(BIN)/python -m fleetward.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),$(SEEDS_IN_CHECK)))
 
-nightly: $(DEV_STAMP) ## the long suites: 500 worlds, guard killer over every statement
+nightly: $(DEV_STAMP) ## the long suites: 500 worlds, planted bugs, guard killer over every statement
 	@$(BIN)/python -m fleetward.sim --seeds $(or $(SEEDS),500)
+	@$(BIN)/python -m fleetward.sim --bugs
 	@$(BIN)/python -m tools.guard_killer
 
 format: $(DEV_STAMP) ## let ruff write the code as `make check` wants it

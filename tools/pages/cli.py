@@ -3,13 +3,13 @@
 Owns how a command is written down. Refuses to run any.
 """
 
-import typing
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fleetward.cli.main import command_tree
 from tools.pages.markdown import code, mono, page, sentence, table
+
+KINDS: Final = {"str": "TEXT", "int": "INTEGER", "float": "NUMBER"}
 
 
 def text() -> str:
@@ -59,16 +59,8 @@ def _spelled(param: Any) -> str:
     spelled = ", ".join(sorted([*param.opts, *param.secondary_opts], key=len))
     if getattr(param, "is_flag", False):
         return spelled
-    return f"{spelled} {param.metavar or _value(param.type_descriptor.annotation)}"
-
-
-def _value(annotation: object) -> str:
-    choices = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
-    if choices:
-        return "/".join(str(choice) for choice in choices)
-    kinds = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
-    inner = next((kind for kind in (annotation, *typing.get_args(annotation)) if kind in kinds), None)
-    return "TEXT" if inner is None else kinds[inner]
+    choices = getattr(param.type, "choices", ())
+    return f"{spelled} {param.metavar or '/'.join(choices) or KINDS.get(param.type.name, param.type.name.upper())}"
 
 
 def _default(param: Any) -> str:
