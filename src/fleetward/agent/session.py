@@ -132,7 +132,6 @@ class Session:
     _attempts: dict[UUID, _Attempt] = field(default_factory=dict[UUID, _Attempt], init=False)
     _session: int = field(default=0, init=False)
     _sequence: int = field(default=0, init=False)
-    _accepted: int = field(default=0, init=False)
     _asked_at: dict[int, float] = field(default_factory=dict[int, float], init=False)
     _beat_seconds: float = field(default=BEAT_SECONDS, init=False)
     _failures: int = field(default=0, init=False)
@@ -254,9 +253,10 @@ class Session:
     def _obey(self, reply: SyncReply, *, now: float) -> list[Command]:
         """Make this node hold what the reply lists, and nothing else."""
         asked_at = self._asked_at.get(reply.sequence)
-        if self._verdict is not None or asked_at is None or reply.sequence <= self._accepted:
+        if self._verdict is not None or asked_at is None:
             return []
-        self._accepted, self._failures, self._beat_seconds = reply.sequence, 0, reply.beat_seconds
+        self._failures, self._beat_seconds = 0, reply.beat_seconds
+        # Only newer answers are heard from here on.
         self._asked_at = {sequence: at for sequence, at in self._asked_at.items() if sequence > reply.sequence}
         margin = min(MARGIN_SECONDS_MAX, reply.lease_seconds / 6)
         listed = {order.id for order in reply.assignments}
