@@ -118,6 +118,7 @@ class Driver:
             self._mention(event)
             left = self._do_all(self.session.handle(event, now=boottime()))
             if left is not None:
+                self.hands.leave()
                 return left
 
     def _next_event(self) -> Event:

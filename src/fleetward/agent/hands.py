@@ -39,6 +39,7 @@ WORKERS: Final = 8  # starts and hand-ins at once; each mostly waits for the net
 LOOK_AGAIN: Final = timedelta(seconds=2)  # hints may be lost; what is true stands on disk
 SHIP_AGAIN: Final = 1.0  # seconds
 SHIP_PAUSE_MAX: Final = 15.0
+REMOVAL_MAX: Final = timedelta(seconds=30)  # a folder that takes longer is removed by the next start
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Hands:
         self._hands: dict[UUID, _Hand] = {}
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._log_news = threading.Event()
+        self._removals: list[threading.Event] = []
         self._changes = Changes(attempts)
 
     def take_up(self) -> None:
@@ -137,7 +139,22 @@ class Hands:
         hand = self._hands.pop(assignment_id, _Hand(assignment_id))
         hand.is_unwanted.set()
         hand.is_called_off.set()
-        self._do(hand, lambda: self._forget(hand))
+        is_removed = threading.Event()
+        self._removals = [each for each in self._removals if not each.is_set()] + [is_removed]
+
+        def remove() -> None:
+            try:
+                self._forget(hand)
+            finally:
+                is_removed.set()
+
+        self._do(hand, remove)
+
+    def leave(self) -> None:
+        """Finish removing what was forgotten; whatever else is under way is taken up by the next agent."""
+        until = supervised.boottime() + REMOVAL_MAX.total_seconds()
+        for is_removed in self._removals:
+            is_removed.wait(max(0.0, until - supervised.boottime()))
 
     # The threads
 
