@@ -1,0 +1,235 @@
+"""Real agents under a real controller: jobs end as they should, whoever is killed on the way."""
+
+import io
+import os
+import signal
+import tarfile
+from collections.abc import Iterator
+from hashlib import sha256
+
+import pytest
+from real_fleet import Agent, Fleet, a_fleet
+
+from fleetward.domain.jobs import JobInput
+from fleetward.verify.archive import Member, pack
+from fleetward.wire.messages import CancelRequest
+
+# The command writes what the test tells it, when the test tells it.
+WAITS = "mkfifo go; echo started; cat go > out.txt"
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with a_fleet() as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def ada(fleet: Fleet) -> Agent:
+    """A node that nobody kills."""
+    return fleet.node("ada")
+
+
+def here(agent: Agent) -> dict[str, str]:
+    return {"who": agent.name}
+
+
+def test_a_job_completes_with_its_verified_file(fleet: Fleet, ada: Agent) -> None:
+    job_id = fleet.submit("sh", "-c", "echo said; echo hi > out.txt", artifacts=("out.txt",), labels=here(ada))
+    job = fleet.end(job_id)
+    assert (job.status, job.error) == ("completed", None)
+    assert fleet.file(job_id, "out.txt") == b"hi\n"
+    assert fleet.log(job_id) == b"said\n"
+    assert sorted(file.path for file in fleet.client.list_artifacts(job_id).items) == [
+        ".fleetward/receipt.json",
+        "out.txt",
+    ]
+
+
+def test_a_killed_agent_takes_up_what_runs(fleet: Fleet) -> None:
+    agent = fleet.node("bob")
+    job_id = fleet.submit("sh", "-c", WAITS, artifacts=("out.txt",), labels=here(agent))
+    attempt = fleet.hear_log(job_id, b"started\n")
+    agent.kill()
+    agent.start()
+    agent.hear("connected")
+    (agent.attempt(attempt.id) / "work" / "go").write_text("adopted\n")
+    assert fleet.end(job_id).status == "completed"
+    assert [(each.id, each.attempt, each.state) for each in fleet.attempts(job_id)] == [(attempt.id, 1, "succeeded")]
+    assert fleet.file(job_id, "out.txt") == b"adopted\n"
+    assert agent.leave() == 0
+
+
+def test_what_ended_while_no_agent_ran_is_handed_in_by_the_next(fleet: Fleet) -> None:
+    agent = fleet.node("cyd")
+    job_id = fleet.submit("sh", "-c", WAITS, artifacts=("out.txt",), labels=here(agent))
+    attempt = fleet.hear_log(job_id, b"started\n")
+    agent.kill()
+    (agent.attempt(attempt.id) / "work" / "go").write_text("alone\n")
+    agent.start()
+    assert fleet.end(job_id).status == "completed"
+    assert [(each.id, each.attempt) for each in fleet.attempts(job_id)] == [(attempt.id, 1)]
+    assert fleet.file(job_id, "out.txt") == b"alone\n"
+    fleet.released(job_id, attempt.id)
+    assert agent.leave() == 0
+    assert not agent.attempt(attempt.id).exists()
+
+
+def test_the_work_of_a_node_that_dies_whole_is_done_by_another(fleet: Fleet) -> None:
+    both = {"who": "either"}
+    first = fleet.node("dan", labels=both)
+    job_id = fleet.submit("sh", "-c", WAITS, artifacts=("out.txt",), labels=both)
+    lost = fleet.hear_log(job_id, b"started\n")
+    assert len(first.kill_all()) >= 3, "an agent, a supervisor and a command"
+    second = fleet.node("eve", labels=both)
+    event = fleet.wait_for(job_id, lambda event: event.kind == "assignment.assigned" and event.node == "eve")
+    assert event.assignment_id is not None
+    fleet.hear_log(job_id, b"started\n", assignment_id=event.assignment_id)
+    (second.attempt(event.assignment_id) / "work" / "go").write_text("eve\n")
+    assert fleet.end(job_id).status == "completed"
+    assert [(each.id, each.node, each.state, each.outcome) for each in fleet.attempts(job_id)] == [
+        (lost.id, "dan", "failed", "lost"),
+        (event.assignment_id, "eve", "succeeded", "completed"),
+    ]
+    assert fleet.file(job_id, "out.txt") == b"eve\n"
+
+
+def test_a_cancelled_job_is_stopped_and_let_go(fleet: Fleet, ada: Agent) -> None:
+    job_id = fleet.submit("sh", "-c", "echo started; exec sleep 600", labels=here(ada))
+    attempt = fleet.hear_log(job_id, b"started\n")
+    fleet.client.cancel_job(job_id, CancelRequest(reason="enough"))
+    assert fleet.end(job_id).status == "cancelled"
+    fleet.released(job_id, attempt.id)
+    [ended] = fleet.attempts(job_id)
+    assert (ended.state, ended.outcome) == ("cancelled", "cancelled")
+
+
+def test_an_exit_code_is_a_failure_that_keeps_its_log(fleet: Fleet, ada: Agent) -> None:
+    job_id = fleet.submit("sh", "-c", "echo before; exit 3", labels=here(ada))
+    assert fleet.end(job_id).status == "failed"
+    [ended] = fleet.attempts(job_id)
+    assert (ended.state, ended.outcome, ended.result) == ("failed", "failed", {"exit_code": 3})
+    assert "exit code 3" in (ended.error or "")
+    assert fleet.log(job_id) == b"before\n"
+
+
+def test_a_command_that_does_not_exist_is_named(fleet: Fleet, ada: Agent) -> None:
+    job_id = fleet.submit("no-such-program", labels=here(ada))
+    job = fleet.end(job_id)
+    assert job.status == "failed"
+    assert "no-such-program" in (fleet.attempts(job_id)[0].error or "")
+
+
+def test_a_promised_file_that_is_missing_is_named(fleet: Fleet, ada: Agent) -> None:
+    job_id = fleet.submit("true", artifacts=("promised.bin",), labels=here(ada))
+    job = fleet.end(job_id)
+    assert job.status == "failed"
+    assert "promised.bin" in (fleet.attempts(job_id)[0].error or "")
+
+
+def test_a_large_file_arrives_whole(fleet: Fleet, ada: Agent) -> None:
+    script = "head -c 20000000 /dev/urandom > big; sha256sum big | cut -c1-64"
+    job_id = fleet.submit("sh", "-c", script, artifacts=("big",), labels=here(ada))
+    assert fleet.end(job_id).status == "completed"
+    content = fleet.file(job_id, "big")
+    assert len(content) == 20_000_000
+    assert fleet.log(job_id).decode().strip() == sha256(content).hexdigest()
+
+
+def test_many_small_files_arrive_too(fleet: Fleet, ada: Agent) -> None:
+    """More than one report may carry, so some travel on their own."""
+    script = "for i in $(seq 40); do head -c 60000 /dev/zero > f$i; echo $i >> f$i; done; : > f0"
+    job_id = fleet.submit("sh", "-c", script, artifacts=("f*",), labels=here(ada))
+    assert fleet.end(job_id).status == "completed"
+    files = {file.path: file.size_bytes for file in fleet.client.list_artifacts(job_id).items}
+    del files[".fleetward/receipt.json"]
+    assert files == {"f0": 0} | {f"f{number}": 60_001 + len(str(number)) for number in range(1, 41)}
+    assert fleet.file(job_id, "f17") == bytes(60_000) + b"17\n"
+
+
+def test_an_input_is_unpacked_before_the_command_starts(fleet: Fleet, ada: Agent) -> None:
+    target = io.BytesIO()
+    script = b"#!/bin/sh\nwc -c < data/numbers > count\n"
+    pack(
+        [
+            Member("data/numbers", 9_000_000, False, lambda: io.BytesIO(b"7" * 9_000_000)),
+            Member("count.sh", len(script), True, lambda: io.BytesIO(script)),
+        ],
+        target,
+    )
+    job_id = fleet.submit("./count.sh", artifacts=("count",), labels=here(ada), inputs=[stored(fleet, target)])
+    assert fleet.end(job_id).status == "completed"
+    assert fleet.file(job_id, "count").strip() == b"9000000"
+
+
+def test_an_input_that_leaves_its_folder_fails_the_attempt_and_writes_nothing(fleet: Fleet, ada: Agent) -> None:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../escaped"))
+    job_id = fleet.submit("true", labels=here(ada), inputs=[stored(fleet, target)])
+    assert fleet.end(job_id).status == "failed"
+    assert "../escaped" in (fleet.attempts(job_id)[0].error or "")
+    assert list(ada.home.rglob("escaped")) == []
+
+
+def stored(fleet: Fleet, archive: io.BytesIO) -> JobInput:
+    content = archive.getvalue()
+    digest = sha256(content).hexdigest()
+    fleet.client.store_blob(digest, size_bytes=len(content), content=content)
+    return JobInput(sha256=digest)
+
+
+def test_long_output_that_is_no_text_arrives_byte_by_byte(fleet: Fleet, ada: Agent) -> None:
+    script = r'printf "\377\376\000\n"; head -c 3000000 /dev/zero | tr "\0" x; printf "\r\n\377end"'
+    job_id = fleet.submit("sh", "-c", script, labels=here(ada))
+    assert fleet.end(job_id).status == "completed"
+    assert fleet.log(job_id) == b"\xff\xfe\x00\n" + b"x" * 3_000_000 + b"\r\n\xffend"
+
+
+def test_a_job_finds_who_it_is_and_nothing_of_the_agent_in_its_environment(fleet: Fleet, ada: Agent) -> None:
+    job_id = fleet.submit("env", labels=here(ada), env={"MINE": "yes"})
+    assert fleet.end(job_id).status == "completed"
+    found = dict(line.split("=", 1) for line in fleet.log(job_id).decode().splitlines())
+    [attempt] = fleet.attempts(job_id)
+    assert found.keys() - {"_", "SHLVL", "OLDPWD"} == {
+        "FLEETWARD_ASSIGNMENT_ID",
+        "FLEETWARD_ATTEMPT",
+        "FLEETWARD_JOB_ID",
+        "HOME",
+        "LANG",
+        "MINE",
+        "PATH",
+        "PWD",
+        "TMPDIR",
+    }
+    assert (found["FLEETWARD_JOB_ID"], found["FLEETWARD_ASSIGNMENT_ID"]) == (str(job_id), str(attempt.id))
+
+
+def test_an_agent_that_is_asked_to_leave_finishes_first(fleet: Fleet) -> None:
+    agent = fleet.node("fay")
+    job_id = fleet.submit("sh", "-c", WAITS, artifacts=("out.txt",), labels=here(agent))
+    attempt = fleet.hear_log(job_id, b"started\n")
+    agent.process.send_signal(signal.SIGTERM)
+    agent.hear("finishing 1 attempt")
+    (agent.attempt(attempt.id) / "work" / "go").write_text("last\n")
+    assert fleet.end(job_id).status == "completed"
+    assert agent.process.wait(timeout=30) == 0
+    assert not agent.attempt(attempt.id).exists()
+
+
+def test_two_agents_never_share_a_home(fleet: Fleet, ada: Agent) -> None:
+    second = Agent(ada.home, "second", ada.environment)
+    second.start()
+    second.hear(f"another agent already runs on {ada.home} (process {ada.process.pid})")
+    assert second.process.wait(timeout=30) == 3
+    second.kill()
+
+
+def test_an_agent_whose_home_belongs_to_nobody_says_so(fleet: Fleet) -> None:
+    nobody = Agent(fleet.house.work / "nobody", "nobody", fleet.house.environment)
+    nobody.start()
+    nobody.hear("belongs to no node yet")
+    assert nobody.process.wait(timeout=30) == 3
+    assert not nobody.home.exists()
+    nobody.kill()
+    assert os.listdir(fleet.house.work) == []
