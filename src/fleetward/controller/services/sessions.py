@@ -61,10 +61,13 @@ def open_session(database: Database, request: SessionRequest, *, token_key: byte
         node = tx.maybe(nodes.LOCK_BY_ID, node_id=request.node_id)
         if node is None or node.public_key is None:
             raise NodeNotFound(f"no node has the id {request.node_id}", hint="pair this machine again")
-        _check_proof(tx, request, public_key=node.public_key, token_key=token_key)
+        challenged_at = _check_proof(tx, request, public_key=node.public_key, token_key=token_key)
         if node.status == "removed":
             raise removed(node.name)
         session = _next_session(tx, node, request)
+        if session is None and challenged_at <= tx.one(nodes.SESSION_OPENED_AT, node_id=node.id).at:
+            # It set out before the present session began and was overtaken: late, and nobody's copy.
+            raise stale()
         expires_at = tx.now + TOKEN_LASTS
     if session is None:
         _fence(database, node)
@@ -116,13 +119,14 @@ def _next_session(tx: Tx, node: nodes.NodeKey, request: SessionRequest) -> int |
     return opened.session
 
 
-def _check_proof(tx: Tx, request: SessionRequest, *, public_key: bytes, token_key: bytes) -> None:
+def _check_proof(tx: Tx, request: SessionRequest, *, public_key: bytes, token_key: bytes) -> datetime:
+    """Refuse unless the node's key signed a challenge of ours; returns when that was given out."""
     match _unsealed(request.challenge, key=token_key):
         case ["challenge", str(node), float(until), str()] if node == request.node_id.hex:
-            lapsed = tx.now.timestamp() > until
+            challenge_ends_at = datetime.fromtimestamp(until, UTC)
         case _:
             raise Unauthenticated("the challenge is not one of ours for this node")
-    if lapsed:
+    if tx.now > challenge_ends_at:
         raise Unauthenticated("the challenge has lapsed", hint="ask for another and sign that")
     message = session_transcript(
         node_id=NodeId(request.node_id),
@@ -135,6 +139,7 @@ def _check_proof(tx: Tx, request: SessionRequest, *, public_key: bytes, token_ke
     except ValueError as error:
         raise MalformedRequest("the signature is not base64url without padding", field="signature") from error
     check_signature(public_key=public_key, signature=signature, message=message)
+    return challenge_ends_at - CHALLENGE_LASTS
 
 
 def _fence(database: Database, node: nodes.NodeKey) -> None:

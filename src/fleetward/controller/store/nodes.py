@@ -235,6 +235,24 @@ OPEN_SESSION = Statement(
     row=Opened,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """When a node's present session began."""
+
+    at: datetime
+
+
+SESSION_OPENED_AT = Statement(
+    """
+    SELECT coalesce(max(at), 'epoch'::timestamptz) AS at FROM audit_events
+    WHERE subject_kind = 'node'
+      AND subject_id = %(node_id)s::uuid
+      AND kind = 'node.session_opened'
+    """,
+    row=SessionOpened,
+)
+
 FENCE_CLONE = Statement(
     """
     WITH fenced AS (
