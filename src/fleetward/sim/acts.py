@@ -54,12 +54,16 @@ def _time_passes(world: "World") -> None:
 def _calls_arrive(world: "World") -> None:
     arriving: list[Call] = []
     for _ in range(world.rng.randrange(1, 4)):
-        if not world.network.calls:
+        arrived = world.network.arrived(world.now)
+        if not arrived:
             break
-        call = world.pick(world.network.calls)
+        call = world.pick(arrived)
         if call in arriving:
             continue
-        if not world.chance(0.08):
+        if world.chance(0.1):
+            call.arrives_at = world.now + timedelta(seconds=world.within(0.0, 60.0))
+            world.count("a call arrives again")
+        else:
             world.network.calls.remove(call)
         if world.chance(0.08) or world.cut_off.get(call.sender, world.now) > world.now:
             world.say(f"{call.sender} {call.what} is lost")
@@ -84,9 +88,7 @@ def _replies_arrive(world: "World") -> None:
 
 
 def _held_calls_end(world: "World") -> None:
-    for held in list(world.network.held):
-        if not world.chance(0.5) and held in world.network.held:
-            world.let_go(held)
+    world.let_go([held for held in world.network.held if not world.chance(0.5)])
 
 
 def _hand_over(call: Call, outcome: object) -> None:
@@ -368,7 +370,8 @@ def one_round(world: "World", seconds: float) -> None:
     for agent in _agents(world):
         agent.work()
     for number, name in enumerate(world.controllers[0].duties):
-        _duty(world, world.controllers[(world.step + number) % 2], name)
+        if name in {"assign", "verify"} or world.step % 3 == 0:
+            _duty(world, world.controllers[(world.step + number) % 2], name)
     if any(one.job_id is None for one in world.submissions):
         _the_operator_submits(world)
     _held_calls_end(world)
@@ -378,7 +381,7 @@ def one_round(world: "World", seconds: float) -> None:
 def _everything_arrives(world: "World") -> None:
     calls, world.network.calls = world.network.calls, []
     if calls:
-        world.deliver([call for call in calls if not call.is_closed or world.step % 2 == 0])
+        world.deliver(calls)
     replies, world.network.replies = world.network.replies, []
     for reply in replies:
         if not reply.call.is_closed:

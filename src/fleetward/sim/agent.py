@@ -83,6 +83,10 @@ class Surroundings(Protocol):
         """A number by chance."""
         ...
 
+    def arrival(self) -> datetime:
+        """When what is sent now arrives."""
+        ...
+
     def say(self, text: str) -> None:
         """Add a line to the story."""
         ...
@@ -157,7 +161,7 @@ class SimNode:
                 what="pair",
                 work=lambda controller: controller.pair(request),
                 answered=self._paired,
-                sent_at=self.local,
+                arrives_at=self.world.arrival(),
             )
         )
 
@@ -464,7 +468,7 @@ class SimAgent:
             what=what,
             work=work,
             answered=answer,
-            sent_at=self.node.local,
+            arrives_at=self.world.arrival(),
             sync=sync,
         )
         self.calls.append(call)

@@ -5,6 +5,7 @@ Owns the calls and replies that are on their way. Refuses to know what they say.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from fleetward.domain.errors import Fault, Refusal, Unreachable
 from fleetward.sim.controller import Life, SimController
@@ -21,7 +22,7 @@ class Call:
     what: str
     work: Callable[[SimController], object]
     answered: Callable[[Outcome], None]
-    sent_at: float
+    arrives_at: datetime
     sync: object = None  # a sync's own SyncCall: those that arrive together share a transaction
     is_closed: bool = False  # the sender has given it up, or is gone
 
@@ -41,6 +42,7 @@ class Held:
     call: Call
     controller: SimController
     life: Life
+    since: datetime
 
 
 @dataclass(slots=True)
@@ -64,6 +66,10 @@ class Network:
     def give_back(self, call: Call, outcome: Outcome) -> None:
         """Put a reply on its way."""
         self.replies.append(Reply(call, outcome))
+
+    def arrived(self, now: datetime) -> list[Call]:
+        """The calls that can be delivered by now."""
+        return [call for call in self.calls if call.arrives_at <= now]
 
     def forget_closed(self) -> None:
         """Drop replies that nobody waits for any more. Their calls may still arrive."""

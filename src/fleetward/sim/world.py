@@ -88,6 +88,10 @@ class World:
         """A number by chance."""
         return self.rng.uniform(low, high)
 
+    def arrival(self) -> datetime:
+        """When what is sent now arrives: at once, or late where the network is slow."""
+        return self.now + timedelta(seconds=self.within(0.0, 60.0) if self.chance(0.12) else 0.0)
+
     def pick(self, things: Sequence[Value]) -> Value:
         """One of several, by chance."""
         return things[self.rng.randrange(len(things))]
@@ -218,7 +222,7 @@ class World:
                 raise self._surprise(controller, answer) from answer
             life = controller.life
             if isinstance(answer, SyncReply) and life is not None and self.may_hold(requests[index], answer):
-                self.network.held.append(Held(call, controller, life))
+                self.network.held.append(Held(call, controller, life, self.now))
             else:
                 self._answer(call, answer)
 
@@ -226,16 +230,27 @@ class World:
         """Whether a controller keeps the answer back until there is news."""
         return call.request.wait_seconds > 0 and not has_news(call.request, reply) and not self.chance(0.3)
 
-    def let_go(self, held: Held) -> None:
-        """Answer a held call: the hold is over, or a hint has come."""
-        self.network.held.remove(held)
-        if held.life.is_over:
-            self._answer(held.call, None)
-            return
+    def let_go(self, held: Sequence[Held]) -> None:
+        """Answer held calls anew: the hold is over, or a hint has come."""
+        for one in held:
+            self.network.held.remove(one)
+            if one.life.is_over:
+                self._answer(one.call, None)
+        for controller in self.controllers:
+            mine = [one for one in held if not one.life.is_over and one.controller is controller]
+            calls = [one.call.sync for one in mine if isinstance(one.call.sync, SyncCall)]
+            if calls:
+                outcome = self.serve(controller, lambda controller=controller, calls=calls: controller.look(calls))
+                for number, one in enumerate(mine):
+                    self._look_answered(one, outcome[number] if isinstance(outcome, list) else outcome)
+
+    def _look_answered(self, held: Held, answer: Outcome | None) -> None:
         assert isinstance(held.call.sync, SyncCall), "only syncs are held"
-        call = held.call.sync
-        outcome = self.serve(held.controller, lambda: held.controller.look([call]))
-        self._answer(held.call, outcome[0] if isinstance(outcome, list) else outcome)
+        is_early = self.now < held.since + RHYTHM.beat
+        if isinstance(answer, SyncReply) and is_early and self.may_hold(held.call.sync, answer):
+            self.network.held.append(held)
+        else:
+            self._answer(held.call, answer)
 
     def _answer(self, call: Call, outcome: Outcome | None) -> None:
         if isinstance(outcome, (Refusal, Fault)):
