@@ -1,8 +1,8 @@
 """Who this machine is: its key, the node it became, and how it proves both.
 
 Owns `node_key` and `node.json`, the pairing and the opening of a session. Refuses to know what a session is
-used for. The key is made here and on disk before anybody hears of it, so a lost answer can be asked for
-again: the same key under the same code gets the same node.
+used for; only that a new node begins with an empty journal. The key is made here and on disk before anybody
+hears of it, so a lost answer can be asked for again: the same key under the same code gets the same node.
 """
 
 from pathlib import Path
@@ -14,7 +14,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 
-from fleetward.agent.home import minding, replace_durably
+from fleetward.agent import journal
+from fleetward.agent.commands import Journal
+from fleetward.agent.home import AgentHome, minding, replace_durably
 from fleetward.client import Client
 from fleetward.domain.errors import HomeUnusable, NodeNameNeeded, Unauthenticated, WrongPin
 from fleetward.domain.ids import NodeId
@@ -63,11 +65,11 @@ def load(home: Path) -> Identity:
         raise HomeUnusable(f"{path} cannot be read: {error}", hint="move the home away and pair again") from error
 
 
-def forget(home: Path) -> None:
+def forget(home: AgentHome) -> None:
     """Be nobody's node any more: the key is removed first, for it is what proves something."""
-    with minding(f"the credential in {home} cannot be removed"):
-        for name in (KEY, NODE):
-            (home / name).unlink(missing_ok=True)
+    with minding(f"the credential in {home.path} cannot be removed"):
+        for path in (home.path / KEY, home.path / NODE, home.journal / journal.FILE):
+            path.unlink(missing_ok=True)
 
 
 def load_key(home: Path) -> Ed25519PrivateKey:
@@ -81,11 +83,11 @@ def load_key(home: Path) -> Ed25519PrivateKey:
 def _read_key(path: Path) -> Ed25519PrivateKey | None:
     with minding(f"{path} cannot be read"):
         try:
-            text = path.read_text("ascii")
+            content = path.read_bytes()
         except FileNotFoundError:
             return None
     try:
-        return Ed25519PrivateKey.from_private_bytes(decode(text.strip()))
+        return Ed25519PrivateKey.from_private_bytes(decode(content.decode("ascii").strip()))
     except ValueError as error:
         raise HomeUnusable(f"{path} holds no key: {error}", hint="move the home away and pair again") from error
 
@@ -112,15 +114,15 @@ def choose_name(name: str | None, *, mac: str | None) -> str:
     return name_from_mac(mac)
 
 
-def pair(client: Client, join: JoinString, home: Path, *, name: str, mac: str | None) -> Identity:
+def pair(client: Client, join: JoinString, home: AgentHome, *, name: str, mac: str | None) -> Identity:
     """Become a node of the controller that the join string names, and of no other."""
-    if (home / NODE).exists():
-        known = load(home)
+    if (home.path / NODE).exists():
+        known = load(home.path)
         raise HomeUnusable(
-            f"{home} is already the home of node {known.name!r} at {known.url}",
+            f"{home.path} is already the home of node {known.name!r} at {known.url}",
             hint="run it with `fleetward agent`, or give the new node a home of its own with --home",
         )
-    node_key = _keep_key(home / KEY)
+    node_key = _keep_key(home.path / KEY)
     public = node_key.public_key().public_bytes_raw()
     transcript = pairing_transcript(code_id=join.code_id, pin=join.pin, node_key=public, name=name, mac=mac or "")
     reply = client.pair(
@@ -143,7 +145,9 @@ def pair(client: Client, join: JoinString, home: Path, *, name: str, mac: str | 
         key_epoch=reply.key_epoch,
         controller_key=reply.controller_key,
     )
-    replace_durably(home / NODE, msgspec.json.format(msgspec.json.encode(identity)).decode() + "\n")
+    # A new node has had no session yet; with the numbers of an earlier one it would look like a copy.
+    journal.write(home.journal, Journal())
+    replace_durably(home.path / NODE, msgspec.json.format(msgspec.json.encode(identity)).decode() + "\n")
     return identity
 
 

@@ -111,9 +111,9 @@ def _join(asked: argparse.Namespace) -> int:
 def _pair(client: Client, join: JoinString, home: AgentHome, *, name: str, mac: str | None) -> Identity:
     for _ in range(PAIR_TRIES - 1):
         with suppress(Unreachable):
-            return identity.pair(client, join, home.path, name=name, mac=mac)
+            return identity.pair(client, join, home, name=name, mac=mac)
         time.sleep(PAIR_PAUSE)
-    return identity.pair(client, join, home.path, name=name, mac=mac)
+    return identity.pair(client, join, home, name=name, mac=mac)
 
 
 def _mac_of(interface: str) -> str:
@@ -166,7 +166,8 @@ def _run(asked: argparse.Namespace) -> int:
         )
         left = driver.run()
     if left.forgets_credential:
-        identity.forget(home.path)
+        identity.forget(home)
+        log.info("the key of %s is removed from %s: this machine is nobody's node any more", who.name, home.path)
     log.log(logging.ERROR if left.exit_status else logging.INFO, "%s", left.message)
     if left.exit_status:
         sys.stderr.write(f"fleetward: {left.message}\n")
