@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 import pytest
 from _pytest.runner import runtestprotocol
 
-from fleetward.controller.store.tx import Statement, Tx
+from fleetward.controller.store.tx import Later, Statement, Tx
 from tools.pages.statements import Named, statements
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -154,19 +154,14 @@ def _passes(item: pytest.Item) -> bool:
 def _watched() -> Generator[set[int]]:
     """Which statements run."""
     seen: set[int] = set()
-    plain_all, plain_run = Tx.all, Tx.run
+    plain = Tx.later
 
-    def watched_all(tx: Tx, statement: Statement[Any], **params: object) -> list[Any]:
+    def watched(tx: Tx, statement: Statement[Any], **params: object) -> Later[Any]:
         seen.add(id(statement))
-        return plain_all(tx, statement, **params)
-
-    def watched_run(tx: Tx, statement: Statement[None], **params: object) -> int:
-        seen.add(id(statement))
-        return plain_run(tx, statement, **params)
+        return plain(tx, statement, **params)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tx, "all", watched_all)
-        patch.setattr(Tx, "run", watched_run)
+        patch.setattr(Tx, "later", watched)
         yield seen
 
 

@@ -9,7 +9,15 @@ import pytest
 
 from fleetward.controller.store import faults
 from fleetward.controller.store.tx import PooledDatabase, Statement
-from fleetward.domain.errors import DatabaseUnavailable, IllegalMove, NodeExists, NodeRemoved, Refusal, StorageFull
+from fleetward.domain.errors import (
+    DatabaseUnavailable,
+    IllegalMove,
+    NodeExists,
+    NodeRemoved,
+    OutcomeUnknown,
+    Refusal,
+    StorageFull,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +174,57 @@ def test_what_nobody_should_meet_is_our_own_bug(owner, state):
 def test_no_database_error_at_all_is_not_retryable():
     assert not faults.is_retryable(Refusal("no"))
     assert not faults.is_retryable(None)
+
+
+def test_statements_that_are_handed_over_run_in_order_with_the_next_one(tx):
+    tx.later(MAKE, name="a")
+    made = tx.later(MAKE, name="b")
+    assert [row.name for row in tx.all(ALL)][-2:] == ["a", "b"]
+    assert made.rows == [Name("b")]
+
+
+def test_what_is_handed_over_last_travels_with_the_commit(database: PooledDatabase):
+    with database.begin() as tx:
+        made = tx.later(MAKE, name="a")
+    assert made.rows == [Name("a")]
+    assert names(database) == ["a"]
+
+
+def test_the_time_is_read_after_what_was_handed_over_before(database: PooledDatabase):
+    with database.begin() as tx:
+        asked = tx.later(Statement("SELECT app.now() AS at", row=Time))
+        assert tx.now > asked.rows[0].at
+
+
+def test_what_is_refused_at_the_commit_is_told_in_its_own_words_and_nothing_is_kept(database: PooledDatabase):
+    def make_twice() -> None:
+        with database.begin() as tx:
+            tx.later(MAKE, name="a")
+            tx.later(MAKE, name="a")
+            tx.later(MAKE, name="b")
+
+    with pytest.raises(NodeExists):
+        make_twice()
+    assert names(database) == []
+
+
+def test_a_block_that_raises_drops_what_was_handed_over(database: PooledDatabase):
+    def fail() -> None:
+        with database.begin() as tx:
+            tx.later(MAKE, name="a")
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+    assert names(database) == []
+
+
+def test_a_connection_that_breaks_with_the_commit_leaves_the_outcome_open(database: PooledDatabase):
+    def break_off() -> None:
+        with database.begin() as tx:
+            tx.one(MAKE, name="a")
+            tx.later(SLEEPLESS)
+
+    with pytest.raises(OutcomeUnknown):
+        break_off()
+    assert names(database) == []

@@ -80,6 +80,7 @@ class SimDatabase:
         self.reach(Boundary.BEGIN)
         with transaction(self.connection, self) as tx:
             yield tx
+            tx.flush()
             wrote = self.connection.execute(WROTE, prepare=True).fetchone() == (True,)
             self.reach(Boundary.COMMIT)
         self.is_dirty |= wrote

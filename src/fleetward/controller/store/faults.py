@@ -103,11 +103,13 @@ def suppressed() -> Generator[None]:
 
 
 @contextmanager
-def committing() -> Generator[None]:
-    """Around COMMIT itself: what breaks there leaves open whether the change happened."""
+def committing(connection: psycopg.Connection) -> Generator[None]:
+    """Around COMMIT and what travels with it: a connection lost there leaves open whether the change happened."""
     try:
         yield
     except psycopg.Error as error:
+        if not connection.closed:
+            raise of(error) from error
         raise OutcomeUnknown(
             "the connection was lost during COMMIT: the change may or may not have happened",
             hint="look whether it did, or repeat the call with its idempotency key",

@@ -6,12 +6,12 @@ of the whole transaction.
 """
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from types import NoneType
-from typing import Final, Generic, LiteralString, Protocol, TypeVar
+from typing import Any, Final, Generic, LiteralString, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -25,6 +25,9 @@ from fleetward.domain.ids import ENTROPY_BYTES, uuid7
 
 Row = TypeVar("Row")
 
+BEGIN: Final = "BEGIN"
+CHECK: Final = "SET CONSTRAINTS ALL IMMEDIATE"
+COMMIT: Final = "COMMIT"
 CONNECTION_OPTIONS: Final = " ".join(
     f"-c {name}={value}"
     for name, value in {
@@ -51,7 +54,14 @@ class Statement(Generic[Row]):
         return "%(now)s" in self.sql
 
 
-NOW: Final = "SELECT app.now()"
+@dataclass(frozen=True, slots=True)
+class Time:
+    """The database's time."""
+
+    at: datetime
+
+
+NOW: Final = Statement("SELECT app.now() AS at", row=Time)
 
 
 def as_json(value: object) -> str:
@@ -71,33 +81,76 @@ class Database(Protocol):
         ...
 
 
+class Later(Generic[Row]):
+    """A statement that was handed over, and its rows once it has run."""
+
+    def __init__(self, statement: Statement[Row], params: dict[str, object]) -> None:
+        self.statement: Final = statement
+        self.params: Final = params
+        self._cursor: psycopg.Cursor[Row] | None = None
+
+    @property
+    def rows(self) -> list[Row]:
+        """All its rows; to be read once, after the statement has run."""
+        cursor = self._ran()
+        with faults.translated():
+            return cursor.fetchall() if cursor.description is not None else []
+
+    @property
+    def count(self) -> int:
+        """How many rows it touched."""
+        return self._ran().rowcount
+
+    def run(self, connection: psycopg.Connection) -> None:
+        """Send it; in a pipeline it has run when that ends."""
+        cursor = connection.cursor(row_factory=class_row(self.statement.row))
+        self._cursor = cursor.execute(self.statement.sql, self.params, prepare=True)
+
+    def _ran(self) -> psycopg.Cursor[Row]:
+        assert self._cursor is not None, "a statement that was handed over runs with the next answer or the commit"
+        return self._cursor
+
+
 class Tx:
-    """One transaction. Everything in it happens at one `now`."""
+    """One transaction. Everything in it happens at one `now`.
+
+    Statements run in the order in which they are given. One whose rows nobody waits for is handed over with
+    `later` and travels with the next one, or with the commit: a journey to the database costs more than most
+    statements do.
+    """
 
     def __init__(self, connection: psycopg.Connection, *, entropy: "Database") -> None:
         self._connection: Final = connection
         self._database: Final = entropy
         self._now: datetime | None = None
+        self._waiting: list[Later[Any]] = []
+        self._has_begun = not connection.autocommit
 
     @property
     def now(self) -> datetime:
         """The database's time, read once: at the first use after the locks are held."""
         if self._now is None:
-            with faults.translated():
-                row = self._connection.execute(NOW).fetchone()
-            assert row is not None, "the database tells the time"
-            self._now = row[0]
-            assert isinstance(self._now, datetime), "app.now() is a timestamptz"
+            (row,) = self.all(NOW)
+            self._now = row.at
         return self._now
 
     def new_id(self) -> UUID:
         """A new identity, ordered by this transaction's time."""
         return uuid7(now=self.now, entropy=self._database.entropy(ENTROPY_BYTES))
 
+    def later(self, statement: Statement[Row], **params: object) -> Later[Row]:
+        """Hand a statement over: it runs before the next one, or with the commit, and its rows are there then."""
+        if statement.takes_now:
+            params["now"] = self.now
+        waiting = Later(statement, params)
+        self._waiting.append(waiting)
+        return waiting
+
     def all(self, statement: Statement[Row], **params: object) -> list[Row]:
         """Run a statement and return all its rows."""
-        with self._run(statement, params) as cursor:
-            return cursor.fetchall()
+        answer = self.later(statement, **params)
+        self.flush()
+        return answer.rows
 
     def maybe(self, statement: Statement[Row], **params: object) -> Row | None:
         """Run a statement that returns at most one row."""
@@ -113,17 +166,52 @@ class Tx:
 
     def run(self, statement: Statement[NoneType], **params: object) -> int:
         """Run a statement for its effect and return how many rows it touched."""
-        if statement.takes_now:
-            params["now"] = self.now
-        with faults.translated():
-            return self._connection.execute(statement.sql, params, prepare=True).rowcount
+        answer = self.later(statement, **params)
+        self.flush()
+        return answer.count
 
-    @contextmanager
-    def _run(self, statement: Statement[Row], params: dict[str, object]) -> Generator[psycopg.Cursor[Row]]:
-        if statement.takes_now:
-            params["now"] = self.now
-        with faults.translated(), self._connection.cursor(row_factory=class_row(statement.row)) as cursor:
-            yield cursor.execute(statement.sql, params, prepare=True)
+    def flush(self) -> None:
+        """Run what was handed over, all in one journey."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        with faults.translated():
+            if self._has_begun and len(waiting) == 1:
+                waiting[0].run(self._connection)
+                return
+            self._travel(waiting)
+
+    def commit(self) -> None:
+        """Run what was handed over, check what was deferred, and commit, all in one journey."""
+        waiting, self._waiting = self._waiting, []
+        if not (waiting or self._has_begun):
+            return
+        with faults.committing(self._connection):
+            # A refusal names its constraint in the check, before COMMIT: that fails with the connection only.
+            self._travel(waiting, CHECK, COMMIT)
+
+    def _travel(self, waiting: list[Later[Any]], *last: LiteralString) -> None:
+        """Send all and receive all; the first error is the one to tell, what follows it is only skipped."""
+        failure: psycopg.Error | None = None
+        try:
+            with self._connection.pipeline():
+                try:
+                    self._send(waiting, last)
+                except psycopg.Error as error:
+                    failure = error
+        except psycopg.Error as error:
+            failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _send(self, waiting: list[Later[Any]], last: Sequence[LiteralString]) -> None:
+        if not self._has_begun:
+            self._connection.execute(BEGIN, prepare=False)
+            self._has_begun = True
+        for one in waiting:
+            one.run(self._connection)
+        for sql in last:
+            self._connection.execute(sql, prepare=False)
 
 
 class PooledDatabase:
@@ -156,16 +244,13 @@ class PooledDatabase:
 def transaction(connection: psycopg.Connection, database: Database) -> Generator[Tx]:
     """Run one transaction on a connection."""
     try:
-        yield Tx(connection, entropy=database)
-        with faults.translated():
-            # Only a lost connection may fail in COMMIT itself: a refusal must name its constraint here.
-            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        tx = Tx(connection, entropy=database)
+        yield tx
+        tx.commit()
     except BaseException:
         with faults.suppressed():
             connection.rollback()
         raise
-    with faults.committing():
-        connection.commit()
 
 
 def open_pool(conninfo: str, *, size: int, name: str) -> ConnectionPool[psycopg.Connection]:
@@ -175,6 +260,7 @@ def open_pool(conninfo: str, *, size: int, name: str) -> ConnectionPool[psycopg.
         min_size=min(2, size),
         max_size=size,
         timeout=10.0,
-        kwargs={"options": CONNECTION_OPTIONS, "application_name": name},
+        # A transaction begins with its first statement, in the same journey.
+        kwargs={"autocommit": True, "options": CONNECTION_OPTIONS, "application_name": name},
         open=True,
     )
