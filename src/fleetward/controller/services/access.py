@@ -73,7 +73,8 @@ def authenticate(database: Database, text: str, *, hmac_key: bytes) -> Caller:
     except ValueError as error:
         raise _unknown() from error
     with database.begin() as tx:
-        key = tx.maybe(access.LIVE_KEY, id=key_id)
+        found = tx.later(access.LIVE_KEY, id=key_id)
+    key = next(iter(found.rows), None)
     if key is None or not hmac.compare_digest(key.key_hash, _hash(secret, hmac_key=hmac_key)):
         raise _unknown()
     return Caller(user_id=UserId(key.user_id), name=key.name, scopes=tuple(key.scopes), key_id=ApiKeyId(key.id))

@@ -38,25 +38,27 @@ def assign(database: Database, *, rhythm: Rhythm) -> AssignRound:
         jobs.lock(tx, [placement.job_id for placement in placements])
         # Whoever adds to a node's load holds its row alone, or two rounds would each fill the same room.
         nodes.lock(tx, [placement.node_id for placement in placements])
-        made = queue.assign(
+        assigned = queue.assign(
             tx,
             ids=[tx.new_id() for _ in placements],
             job_ids=[placement.job_id for placement in placements],
             node_ids=[placement.node_id for placement in placements],
             lease=rhythm.lease,
         )
+    made = assigned.rows
     has_more = len(snapshot.candidates) >= DEPTH or len(made) < len(placements)
     return AssignRound(made=len(made), nodes=frozenset(row.node_id for row in made), has_more=has_more)
 
 
 def load(tx: Tx) -> Snapshot:
     """Read the queue's best and the fleet's room."""
-    rows = tx.all(queue.CANDIDATES, depth=DEPTH)
-    candidates = [candidate for row in rows if (candidate := _candidate(row)) is not None]
-    if not candidates:
-        return Snapshot(candidates=(), rooms=())
-    in_use = {None if row.owner_id is None else UserId(row.owner_id): row.cpus_milli for row in tx.all(queue.IN_USE)}
-    return Snapshot(candidates=candidates, rooms=rooms(tx), in_use=in_use)
+    waiting, in_use = tx.later(queue.CANDIDATES, depth=DEPTH), tx.later(queue.IN_USE)
+    free = rooms(tx)
+    return Snapshot(
+        candidates=[candidate for row in waiting.rows if (candidate := _candidate(row)) is not None],
+        rooms=free,
+        in_use={None if row.owner_id is None else UserId(row.owner_id): row.cpus_milli for row in in_use.rows},
+    )
 
 
 def rooms(tx: Tx) -> list[Room]:

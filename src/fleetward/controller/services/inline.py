@@ -61,7 +61,8 @@ def record(tx: Tx, reports: Sequence["Report"], kept: Kept) -> list["Report"]:
     """Record the kept files, and turn a success that cannot stand into the failure that it is."""
     _insert(tx, reports, kept)
     claims_success = [report.claim.id for report in reports if report.state == "succeeded"]
-    missing = {row.assignment_id: row.path for row in tx.all(artifacts.UNSTORED, assignment_ids=claims_success)}
+    unstored = tx.all(artifacts.UNSTORED, assignment_ids=claims_success) if claims_success else []
+    missing = {row.assignment_id: row.path for row in unstored}
     return [_judged(report, kept.faults.get(report.claim.id), missing.get(report.claim.id)) for report in reports]
 
 
@@ -96,14 +97,14 @@ def _insert(tx: Tx, reports: Sequence["Report"], kept: Kept) -> None:
     rows = [(report, file) for report in reports for file in kept.files.get(report.claim.id, [])]
     if not rows:
         return
-    tx.run(
+    tx.later(
         artifacts.KEEP_BLOBS,
         digests=[file.artifact.sha256 for _, file in rows],
         sizes=[file.artifact.size_bytes for _, file in rows],
         packs=[file.pack for _, file in rows],
         offsets=[file.offset for _, file in rows],
     )
-    tx.all(
+    tx.later(
         artifacts.DECLARE_HELD,
         ids=[tx.new_id() for _ in rows],
         assignment_ids=[report.claim.id for report, _ in rows],
@@ -114,7 +115,7 @@ def _insert(tx: Tx, reports: Sequence["Report"], kept: Kept) -> None:
         media_types=[file.artifact.media_type for _, file in rows],
         receipt_path=RECEIPT_PATH,
     )
-    tx.all(
+    tx.later(
         artifacts.STORED,
         assignment_ids=[report.claim.id for report, _ in rows],
         paths=[file.artifact.path for _, file in rows],

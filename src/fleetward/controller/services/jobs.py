@@ -70,7 +70,7 @@ def submit(
         )
         submitted = msgspec.convert(made, JobSubmitted, from_attributes=True)
         if idempotency_key is not None:
-            tx.run(
+            tx.later(
                 jobs.REMEMBER,
                 owner_id=by,
                 key=idempotency_key,
@@ -103,7 +103,7 @@ def show(database: Database, job_id: UUID) -> Job:
 def cancel(database: Database, job_id: UUID, *, request: CancelRequest, by: UserId) -> Job:
     """Ask for a job's end: a queued one ends at once, a running one when its nodes have stopped it."""
     with database.begin() as tx:
-        job = jobs.lock(tx, [job_id]).get(job_id)
+        job = tx.maybe(jobs.LOCK, job_ids=[job_id])
         if job is None:
             raise not_found(job_id)
         if request.expect_status is not None and request.expect_status != job.status:

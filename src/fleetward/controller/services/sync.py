@@ -17,12 +17,13 @@ from fleetward.controller.services import inline, sessions, settling
 from fleetward.controller.services.sessions import NodeCredential
 from fleetward.controller.store import assignments, jobs, nodes
 from fleetward.controller.store.assignments import Claim, HeldRow
-from fleetward.controller.store.tx import Database, Tx, as_json
+from fleetward.controller.store.tx import Database, Later, Tx, as_json
 from fleetward.domain.errors import Refusal
 from fleetward.domain.jobs import stored_spec
 from fleetward.domain.nodes import Rhythm
 from fleetward.wire.messages import AssignmentOrder, HeldAssignment, SyncReply, SyncRequest
 
+ENDED = frozenset({"failed", "cancelled"})  # the states after which a job is settled anew
 HELD_MAX = 10_000  # assignments in one report; far beyond any machine, short of harm
 
 
@@ -63,17 +64,20 @@ def sync(
 ) -> list[SyncReply | Refusal]:
     """Take in what the nodes say and tell each what to hold; one answer per call, in order."""
     with database.begin() as tx:
+        node_ids = [call.credential.node_id for call in calls]
+        found, unreleased = tx.later(nodes.LIVE, node_ids=node_ids), tx.later(assignments.UNRELEASED, node_ids=node_ids)
         now = tx.now
-        live = {node.id: node for node in tx.all(nodes.LIVE, node_ids=[call.credential.node_id for call in calls])}
-        held = _by_node(tx.all(assignments.UNRELEASED, node_ids=list(live)))
+    live = {node.id: node for node in found.rows}
+    held = _by_node(unreleased.rows)
     round = _believe(calls, live, now=now)
     for node_id, call in round.believed.items():
         _read_report(round, call, held.get(node_id, {}))
     kept = inline.keep(round.reports, blobs=blobs)
     with database.begin() as tx:
         accepted = _apply(tx, round, kept, rhythm=rhythm)
-        orders = _by_node(tx.all(assignments.UNRELEASED, node_ids=list(accepted)))
+        unreleased = tx.later(assignments.UNRELEASED, node_ids=list(accepted))
         answered_at = tx.now
+    orders = _by_node(unreleased.rows)
     return [
         _answer(index, call, round, accepted, orders, rhythm=rhythm, now=answered_at)
         for index, call in enumerate(calls)
@@ -84,9 +88,10 @@ def look(database: Database, calls: Sequence[SyncCall], *, rhythm: Rhythm) -> li
     """Answer held calls anew without taking anything in: what they said was taken in when they came."""
     with database.begin() as tx:
         node_ids = [call.credential.node_id for call in calls]
-        live = {node.id: node for node in tx.all(nodes.LIVE, node_ids=node_ids)}
-        orders = _by_node(tx.all(assignments.UNRELEASED, node_ids=node_ids))
+        found, unreleased = tx.later(nodes.LIVE, node_ids=node_ids), tx.later(assignments.UNRELEASED, node_ids=node_ids)
         now = tx.now
+    live = {node.id: node for node in found.rows}
+    orders = _by_node(unreleased.rows)
     return [
         refusal
         if (refusal := _refusal(call, live.get(call.credential.node_id), now=now, is_held=True)) is not None
@@ -207,13 +212,15 @@ def _apply(tx: Tx, round: _Round, kept: inline.Kept, *, rhythm: Rhythm) -> dict[
     accepted = _beat(tx, round, rhythm=rhythm)
     promotable = sorted(round.promotable & accepted.keys())
     if promotable:
-        tx.all(nodes.PROMOTE, node_ids=promotable)
+        tx.later(nodes.PROMOTE, node_ids=promotable)
     reports = [report for report in round.reports if report.claim.node_id in accepted]
     reports = inline.record(tx, reports, kept)
-    ended = _report_all(tx, reports)
+    moved = _report_all(tx, reports) if reports else None
     assignments.renew(tx, _accepted(round.renewals, accepted), lease=rhythm.lease)
     assignments.release(tx, _accepted(round.releases, accepted))
-    settling.settle(tx, {row.job_id for row in ended if row.state in {"failed", "cancelled"}})
+    if moved is not None and any(report.state in ENDED for report in reports):
+        tx.flush()
+        settling.settle(tx, {row.job_id for row in moved.rows if row.state in ENDED})
     return accepted
 
 
@@ -238,10 +245,8 @@ def _beat(tx: Tx, round: _Round, *, rhythm: Rhythm) -> dict[UUID, SyncCall]:
     return {node_id: call for node_id, call in believed if node_id in beaten}
 
 
-def _report_all(tx: Tx, reports: Sequence[Report]) -> list[assignments.Ended]:
-    if not reports:
-        return []
-    return tx.all(
+def _report_all(tx: Tx, reports: Sequence[Report]) -> Later[assignments.Ended]:
+    return tx.later(
         assignments.REPORT,
         states=[report.state for report in reports],
         outcomes=[report.outcome for report in reports],

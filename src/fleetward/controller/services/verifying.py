@@ -11,9 +11,10 @@ from uuid import UUID
 
 from fleetward.controller.blobs import BlobStore, Location
 from fleetward.controller.services import settling
-from fleetward.controller.store import artifacts, assignments, jobs
+from fleetward.controller.store import artifacts, assignments
 from fleetward.controller.store.artifacts import Claimed, Evidence
-from fleetward.controller.store.tx import Database, Tx, as_json
+from fleetward.controller.store.assignments import Ended
+from fleetward.controller.store.tx import Database, Later, Tx, as_json
 from fleetward.domain.artifacts import Verdict
 from fleetward.domain.errors import BlobNotFound, Fault, Refusal
 from fleetward.domain.jobs import JobSpec, stored_spec
@@ -45,19 +46,21 @@ class _Finding:
 def verify(database: Database, blobs: BlobStore, *, verifier: str, limit: int = 100) -> VerifyRound:
     """Verify up to `limit` succeeded attempts that nobody else is looking at."""
     with database.begin() as tx:
-        claimed = tx.all(artifacts.CLAIM_UNVERIFIED, limit=limit, claim=CLAIM_LASTS)
+        due = tx.later(artifacts.CLAIM_UNVERIFIED, limit=limit, claim=CLAIM_LASTS)
+    claimed = due.rows
     if not claimed:
         return VerifyRound(done=0, nodes=frozenset())
     with database.begin() as tx:
-        evidence = tx.all(artifacts.EVIDENCE, assignment_ids=[one.id for one in claimed])
-        promises = tx.all(artifacts.PROMISES, job_ids=sorted({one.job_id for one in claimed}))
-    specs = {promise.job_id: stored_spec(promise.spec) for promise in promises}
+        evidence = tx.later(artifacts.EVIDENCE, assignment_ids=[one.id for one in claimed])
+        promises = tx.later(artifacts.PROMISES, job_ids=sorted({one.job_id for one in claimed}))
+    specs = {promise.job_id: stored_spec(promise.spec) for promise in promises.rows}
     files: dict[UUID, list[Evidence]] = {}
-    for file in evidence:
+    for file in evidence.rows:
         files.setdefault(file.assignment_id, []).append(file)
     findings = [_look(one, specs[one.job_id], files.get(one.id, []), blobs) for one in claimed]
     with database.begin() as tx:
-        touched = _record(tx, findings, verifier=verifier)
+        losers = _record(tx, findings, verifier=verifier)
+    touched = {row.node_id for row in losers.rows} | {finding.claimed.node_id for finding in findings}
     return VerifyRound(done=len(findings), nodes=frozenset(touched))
 
 
@@ -94,9 +97,8 @@ def _measure(file: Evidence, blobs: BlobStore) -> Measured | None:
         return None
 
 
-def _record(tx: Tx, findings: Sequence[_Finding], *, verifier: str) -> set[UUID]:
-    """Record verdicts and what follows from them; the events of a verification precede its completion."""
-    jobs.lock(tx, [finding.claimed.job_id for finding in findings])
+def _record(tx: Tx, findings: Sequence[_Finding], *, verifier: str) -> Later[Ended]:
+    """Record verdicts and what follows, and return who lost; the events of a verification precede its completion."""
     recorded = {
         row.id: row.outcome
         for row in tx.all(
@@ -111,22 +113,24 @@ def _record(tx: Tx, findings: Sequence[_Finding], *, verifier: str) -> set[UUID]
     verified = [finding for finding in findings if recorded[finding.claimed.id] in {"verified", "won"}]
     won = sorted({finding.claimed.job_id for finding in verified if recorded[finding.claimed.id] == "won"})
     rejected = [finding for finding in findings if recorded[finding.claimed.id] == "rejected"]
-    tx.run(artifacts.TELL_VERIFIED, ids=[finding.claimed.id for finding in verified], actor=verifier)
-    tx.run(artifacts.TELL_COMPLETED, job_ids=won, actor=verifier)
+    tx.later(artifacts.TELL_VERIFIED, ids=[finding.claimed.id for finding in verified], actor=verifier)
+    tx.later(artifacts.TELL_COMPLETED, job_ids=won, actor=verifier)
     # Before the losers: an attempt that was looked at and found wanting is rejected, whoever won beside it.
     if rejected:
-        tx.all(
+        tx.later(
             assignments.REJECT,
             ids=[finding.claimed.id for finding in rejected],
             fences=[finding.claimed.fence for finding in rejected],
             errors=[finding.error for finding in rejected],
             actor=verifier,
         )
-    losers = tx.all(assignments.CANCEL_OPEN, job_ids=won, reason="another attempt won", actor=verifier) if won else []
+    losers = tx.later(assignments.CANCEL_OPEN, job_ids=won, reason="another attempt won", actor=verifier)
     troubled = [finding.claimed.id for finding in findings if finding.verdict is Verdict.ERROR]
-    tx.run(artifacts.LET_GO, ids=troubled, pause=ERROR_PAUSE)
+    if troubled:
+        tx.later(artifacts.LET_GO, ids=troubled, pause=ERROR_PAUSE)
     rotten = [file for finding in findings for file in finding.rotten]
-    tx.run(artifacts.CONDEMN, digests=[file.sha256 for file in rotten], packs=[file.pack for file in rotten])
+    if rotten:
+        tx.later(artifacts.CONDEMN, digests=[file.sha256 for file in rotten], packs=[file.pack for file in rotten])
     settled = {finding.claimed.job_id for finding in [*rejected, *verified]} - set(won)
     settling.settle(tx, settled, actor=verifier)
-    return {row.node_id for row in losers} | {finding.claimed.node_id for finding in findings}
+    return losers

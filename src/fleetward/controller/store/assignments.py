@@ -4,7 +4,7 @@ Owns the statements that move `job_assignments` once they exist; `queue` makes t
 what follows for the job.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -411,11 +411,13 @@ def claim_columns(claims: Iterable[Claim]) -> dict[str, list[UUID] | list[int]]:
     }
 
 
-def renew(tx: Tx, claims: Iterable[Claim], *, lease: object) -> set[UUID]:
+def renew(tx: Tx, claims: Sequence[Claim], *, lease: object) -> None:
     """Lengthen the leases of what these nodes truly hold; the rest is left as it is."""
-    return {row.id for row in tx.all(RENEW, lease=lease, **claim_columns(claims))}
+    if claims:
+        tx.later(RENEW, lease=lease, **claim_columns(claims))
 
 
-def release(tx: Tx, claims: Iterable[Claim]) -> set[UUID]:
+def release(tx: Tx, claims: Sequence[Claim]) -> None:
     """Record that these process trees are gone."""
-    return {row.id for row in tx.all(RELEASE, **claim_columns(claims))}
+    if claims:
+        tx.later(RELEASE, **claim_columns(claims))

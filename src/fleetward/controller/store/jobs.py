@@ -167,10 +167,11 @@ LOCK = Statement(
 )
 
 
-def lock(tx: Tx, job_ids: Iterable[UUID]) -> dict[UUID, Locked]:
-    """Hold these jobs' rows, lowest id first."""
+def lock(tx: Tx, job_ids: Iterable[UUID]) -> None:
+    """Hold these jobs' rows before anything that follows, lowest id first."""
     wanted = sorted(set(job_ids))
-    return {job.id: job for job in tx.all(LOCK, job_ids=wanted)} if wanted else {}
+    if wanted:
+        tx.later(LOCK, job_ids=wanted)
 
 
 @dataclass(frozen=True, slots=True)

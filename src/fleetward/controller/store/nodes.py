@@ -331,16 +331,18 @@ LOCK = Statement(
 )
 
 
-def lock(tx: Tx, node_ids: Iterable[UUID]) -> dict[UUID, HeldNode]:
-    """Hold these nodes' rows as one who may change them, lowest id first."""
+def lock(tx: Tx, node_ids: Iterable[UUID]) -> None:
+    """Hold these nodes' rows before anything that follows, as one who may change them, lowest id first."""
     wanted = sorted(set(node_ids))
-    return {node.id: node for node in tx.all(LOCK, node_ids=wanted)} if wanted else {}
+    if wanted:
+        tx.later(LOCK, node_ids=wanted)
 
 
-def lock_shared(tx: Tx, node_ids: Iterable[UUID]) -> dict[UUID, HeldNode]:
+def lock_shared(tx: Tx, node_ids: Iterable[UUID]) -> None:
     """Keep these nodes from being changed while this transaction writes beside them."""
     wanted = sorted(set(node_ids))
-    return {node.id: node for node in tx.all(LOCK_SHARED, node_ids=wanted)} if wanted else {}
+    if wanted:
+        tx.later(LOCK_SHARED, node_ids=wanted)
 
 
 BEAT = Statement(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from fleetward.controller.store.tx import Statement, Tx
+from fleetward.controller.store.tx import Later, Statement, Tx
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +263,6 @@ ASSIGN = Statement(
 
 def assign(
     tx: Tx, *, ids: Sequence[UUID], job_ids: Sequence[UUID], node_ids: Sequence[UUID], lease: timedelta
-) -> list[Made]:
+) -> Later[Made]:
     """Make the planned attempts that still fit, counted again; jobs and nodes are locked by the caller."""
-    return tx.all(ASSIGN, ids=ids, job_ids=job_ids, node_ids=node_ids, lease=lease)
+    return tx.later(ASSIGN, ids=ids, job_ids=job_ids, node_ids=node_ids, lease=lease)
