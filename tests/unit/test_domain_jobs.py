@@ -12,6 +12,7 @@ from fleetward.domain.errors import InvalidJob
 from fleetward.domain.ids import JobId
 from fleetward.domain.jobs import (
     BACKOFF_MAX,
+    LOSS_HOLD_MAX,
     JobStatus,
     Move,
     Next,
@@ -133,6 +134,12 @@ STANDING = Standing(
 
 def test_a_job_that_lost_its_attempt_is_queued_at_once():
     assert settle(STANDING, rng=random.Random(0)) == Move(JobStatus.QUEUED)
+
+
+def test_a_job_that_is_lost_again_and_again_waits_a_little_each_time():
+    holds = [settle(replace(STANDING, losses=losses), rng=random.Random(3)).held_for for losses in range(2, 20)]
+    assert all(hold is not None and hold <= LOSS_HOLD_MAX for hold in holds)
+    assert LOSS_HOLD_MAX in holds
 
 
 def test_a_job_whose_attempt_failed_is_queued_and_held_back():

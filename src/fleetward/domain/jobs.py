@@ -36,6 +36,7 @@ SECONDS_MAX = 366 * 86_400  # a year and a day; nothing waits longer
 
 BACKOFF_FIRST = timedelta(seconds=1)
 BACKOFF_MAX = timedelta(minutes=10)
+LOSS_HOLD_MAX = timedelta(seconds=30)  # a third of the shortest lease: a lost job is not made to wait for long
 
 
 class JobStatus(StrEnum):
@@ -403,9 +404,14 @@ def settle(standing: Standing, *, rng: random.Random) -> Move:
 
 
 def _hold(standing: Standing, *, rng: random.Random) -> timedelta | None:
-    if standing.last_outcome in {Outcome.FAILED, Outcome.REJECTED}:
-        return retry_delay(standing.failures, rng=rng)
-    return None
+    match standing.last_outcome:
+        case Outcome.FAILED | Outcome.REJECTED:
+            return retry_delay(standing.failures, rng=rng)
+        case Outcome.LOST if standing.losses > 1:
+            # The first loss is chance; a node that loses all it gets must not use the budget up in a second.
+            return min(LOSS_HOLD_MAX, retry_delay(standing.losses - 1, rng=rng))
+        case _:
+            return None
 
 
 def _last_words(standing: Standing) -> str:
