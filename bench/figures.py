@@ -73,7 +73,10 @@ def table(figures: Figures) -> str:
     with_what = "pgbench" if figures.with_pgbench else "a loop through psycopg: no pgbench is installed here"
     lines = [
         ("verified jobs", f"{done.per_second:,.0f} /s", f"{done.jobs:,} jobs in {done.seconds:.2f} s, over HTTP"),
-        *((f"  CPU of {name}", f"{share:.0%}", "of one core meanwhile") for name, share in _shares(done)),
+        *(
+            (f"  CPU of {name}", f"{used / done.seconds:.0%}", f"of one core: {1000 * used / done.jobs:.1f} ms a job")
+            for name, used in _parts(done)
+        ),
         *((f"commits, {rate.clients} client(s)", f"{rate.per_second:,.0f} /s", with_what) for rate in commits),
         *(
             (f"  jobs : commits, {rate.clients}", f"{done.per_second / rate.per_second:.3f}", "the ratio")
@@ -94,13 +97,13 @@ def table(figures: Figures) -> str:
     return "\n".join(f"{name:26} {value:>20}   {note}" for name, value, note in lines)
 
 
-def _shares(done: Throughput) -> list[tuple[str, float]]:
+def _parts(done: Throughput) -> list[tuple[str, float]]:
     found = [
         ("the load generator", done.generator_cpu),
         ("the controller", done.controller_cpu),
         ("PostgreSQL", done.postgres_cpu),
     ]
-    return [(name, used / done.seconds) for name, used in found if used is not None]
+    return [(name, used) for name, used in found if used is not None]
 
 
 def _latency(name: str, latency: Latency, note: str) -> tuple[str, str, str]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Final
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from fleetward.domain.jobs import ArtifactRule, JobSpec
 from fleetward.wire.endpoints import ENDPOINTS
 from fleetward.wire.messages import JobSubmitted
 
+ROOT: Final = Path(__file__).resolve().parents[1]
 SUBMIT: Final = next(endpoint.path for endpoint in ENDPOINTS if endpoint.name == "submit_job")
 SUBMITTED: Final = msgspec.json.Decoder(JobSubmitted)
 JOB: Final = JobSpec(command=["true"], name="bench", artifacts=[ArtifactRule(path=ARTIFACT)])
@@ -219,7 +221,11 @@ class LoadGenerator:
 def generator(fleet: Fleet) -> Generator[LoadGenerator]:
     """Run the load generator with its nodes joined; it ends with the block."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment(fleet)
+        [sys.executable, "-m", "bench.load"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=_environment(fleet),
+        cwd=ROOT,
     )
     with process:
         try:
