@@ -1,7 +1,7 @@
 """What the operator of a world wants done.
 
 Owns the kinds of jobs that a world knows. Their environment tells the simulated machine how they go, so that
-nothing but the job document itself travels. Refuses to know who runs them. Refuses to know when they are submitted.
+nothing but the job document itself travels. Refuses to know when they are submitted.
 """
 
 import random
