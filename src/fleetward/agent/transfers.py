@@ -63,16 +63,18 @@ def persist(call: Callable[[], R], *, called_off: Event, patience: timedelta, rn
         try:
             return call()
         except (Refusal, Fault) as error:
-            if borne >= _bearable(error, patience=patience):
+            is_away = _is_away(error)
+            if not is_away and borne >= _bearable(error, patience=patience):
                 raise
-            is_away = isinstance(error, Unreachable) or (
-                isinstance(error, RemoteFault) and error.problem.status in _AWAY
-            )
         wait = pause * (0.5 + rng.random() / 2)
         if called_off.wait(wait.total_seconds()):
             raise CalledOff
         borne += timedelta(0) if is_away else wait
         pause = min(PAUSE_MAX, pause * 2)
+
+
+def _is_away(error: Refusal | Fault) -> bool:
+    return isinstance(error, Unreachable) or (isinstance(error, RemoteFault) and error.problem.status in _AWAY)
 
 
 def _bearable(error: Refusal | Fault, *, patience: timedelta) -> timedelta:
