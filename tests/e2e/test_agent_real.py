@@ -1,18 +1,23 @@
 """Real agents under a real controller: jobs end as they should, whoever is killed on the way."""
 
+import contextlib
 import io
 import os
+import shutil
 import signal
+import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from hashlib import sha256
 
 import pytest
 from real_fleet import Agent, Fleet, a_fleet
 
-from fleetward.domain.jobs import JobInput
+from fleetward.agent import sandbox
+from fleetward.domain.jobs import JobInput, Timeouts
 from fleetward.verify.archive import Member, pack
 from fleetward.wire.messages import CancelRequest
+from tests.needs import needs
 
 # The command writes what the test tells it, when the test tells it.
 WAITS = "mkfifo go; echo started; cat go > out.txt"
@@ -215,6 +220,98 @@ def test_an_agent_that_is_asked_to_leave_finishes_first(fleet: Fleet) -> None:
     assert fleet.end(job_id).status == "completed"
     assert agent.process.wait(timeout=30) == 0
     assert not agent.attempt(attempt.id).exists()
+
+
+def test_an_agent_that_is_interrupted_leaves_at_once_and_its_work_goes_on(fleet: Fleet) -> None:
+    agent = fleet.node("gil")
+    job_id = fleet.submit("sh", "-c", WAITS, artifacts=("out.txt",), labels=here(agent))
+    attempt = fleet.hear_log(job_id, b"started\n")
+    assert agent.leave(signal.SIGINT) == 0
+    agent.start()
+    agent.hear("connected")
+    (agent.attempt(attempt.id) / "work" / "go").write_text("on\n")
+    assert fleet.end(job_id).status == "completed"
+    assert [(each.id, each.attempt) for each in fleet.attempts(job_id)] == [(attempt.id, 1)]
+
+
+def test_a_command_that_runs_too_long_is_ended(fleet: Fleet, ada: Agent) -> None:
+    job_id = fleet.submit(
+        "sh", "-c", "echo begun; exec sleep 600", labels=here(ada), timeouts=Timeouts(run_seconds=1, upload_seconds=60)
+    )
+    assert fleet.end(job_id).status == "failed"
+    [ended] = fleet.attempts(job_id)
+    assert (ended.state, ended.outcome) == ("failed", "failed")
+    assert "1 s" in (ended.error or "")
+    assert fleet.log(job_id) == b"begun\n"
+
+
+def test_no_job_reads_what_is_its_agents_or_its_controllers(fleet: Fleet, ada: Agent) -> None:
+    document = sandbox.probe().document()
+    if document["sandbox"] == "none" and not document["user_per_attempt"]:
+        needs("sandbox", "neither bubblewrap nor users of their own for attempts work here")
+    secrets = [fleet.house.home / "token", ada.home / "node_key", ada.home / "journal" / "journal.json"]
+    assert all(path.exists() for path in secrets)
+    job_id = fleet.submit("cat", *map(str, secrets), labels=here(ada))
+    assert fleet.end(job_id).status == "failed"
+    assert len(fleet.log(job_id).splitlines()) == len(secrets), "one refusal each, and nothing else"
+
+
+def test_a_copied_home_is_found_out_and_neither_goes_on(fleet: Fleet) -> None:
+    agent = fleet.node("hal")
+    agent.hear("connected")
+    assert agent.leave() == 0
+    copy = Agent(agent.home.with_name("copy"), "copy", agent.environment)
+    shutil.copytree(agent.home, copy.home, ignore=shutil.ignore_patterns("attempts"))
+    agent.start()
+    agent.hear("connected")
+    copy.start()
+    copy.hear("fleetward: ")
+    assert copy.process.wait(timeout=30) == 3
+    copy.kill()
+    assert agent.process.wait(timeout=30) == 3
+    assert fleet.client.show_node("hal").eligible_reason == "cloned"
+
+
+def test_a_node_whose_disk_is_full_does_not_blame_the_job(fleet: Fleet) -> None:
+    agent = fleet.join("ira")
+    with little_room(agent):
+        agent.start()
+        content = os.urandom(30_000_000)
+        target = io.BytesIO()
+        pack([Member("data", len(content), False, lambda: io.BytesIO(content))], target)
+        impatient = Timeouts(start_seconds=1)
+        job_id = fleet.submit(
+            "true", labels=here(agent), inputs=[stored(fleet, target)], max_losses=1, timeouts=impatient
+        )
+        assert fleet.end(job_id).status == "failed"
+        for attempt in fleet.attempts(job_id):
+            assert attempt.outcome == "lost"
+            assert "No space left on device" in (attempt.error or "")
+            fleet.released(job_id, attempt.id)
+        job_id = fleet.submit("echo", "still here", labels=here(agent))
+        assert fleet.end(job_id).status == "completed"
+        assert agent.leave() == 0
+
+
+@contextlib.contextmanager
+def little_room(agent: Agent) -> Generator[None]:
+    """Put the attempts of an agent on a disk of their own, and a small one."""
+    attempts = agent.home / "attempts"
+    mount = shutil.which("mount") or "mount"
+    done = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=16m,mode=711", "none", str(attempts)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        needs("mount", f"a small disk cannot be made here: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        if agent.process.poll() is None:
+            agent.kill_all()
+        subprocess.run(["umount", str(attempts)], check=True)
 
 
 def test_two_agents_never_share_a_home(fleet: Fleet, ada: Agent) -> None:
