@@ -283,7 +283,8 @@ def test_a_file_that_nobody_wants_any_more_is_not_sent() -> None:
     assert len(server.asked) == 1
 
 
-def test_a_fault_that_stays_is_told_as_one() -> None:
-    with serve([refusal("storage_full", 507)]) as server:
-        with pytest.raises(Fault):
+@pytest.mark.parametrize(("code", "status"), [("storage_full", 507), ("storage_failed", 503), ("unexpected", 500)])
+def test_a_fault_that_stays_is_told_as_one(code: str, status: int) -> None:
+    with serve([refusal(code, status)]) as server:
+        with pytest.raises(Fault, match=code):
             uploads(server, b"abc").run([declared(b"abc")])

@@ -74,7 +74,10 @@ def persist(call: Callable[[], R], *, called_off: Event, patience: timedelta, rn
 
 
 def _is_away(error: Refusal | Fault) -> bool:
-    return isinstance(error, Unreachable) or (isinstance(error, RemoteFault) and error.problem.status in _AWAY)
+    if isinstance(error, RemoteFault):
+        # A controller whose own disk fails is there all right, and may stay so.
+        return error.problem.status in _AWAY and error.problem.code != StorageFailed.code
+    return isinstance(error, Unreachable)
 
 
 def _bearable(error: Refusal | Fault, *, patience: timedelta) -> timedelta:
