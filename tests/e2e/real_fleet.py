@@ -85,9 +85,9 @@ class Agent:
         self._reap()
         return victims
 
-    def tree(self) -> list[int]:
-        """All processes of this node: their command line or environment names its home."""
-        mark = os.fsencode(self.home)
+    def tree(self, *, below: Path | None = None) -> list[int]:
+        """All processes of this node, or of one attempt: their command line or environment names its folder."""
+        mark = os.fsencode(below or self.home)
         found: list[int] = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and int(folder.name) != os.getpid():

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import signal
@@ -291,6 +292,56 @@ def test_a_node_whose_disk_is_full_does_not_blame_the_job(fleet: Fleet) -> None:
         job_id = fleet.submit("echo", "still here", labels=here(agent))
         assert fleet.end(job_id).status == "completed"
         assert agent.leave() == 0
+
+
+def test_a_job_that_is_cancelled_while_its_input_is_fetched_never_starts(fleet: Fleet) -> None:
+    agent = fleet.join("jan")
+    with little_room(agent):
+        agent.start()
+        target = io.BytesIO()
+        pack([Member("data", 30_000_000, False, lambda: io.BytesIO(bytes(30_000_000)))], target)
+        job_id = fleet.submit("echo", "started", labels=here(agent), inputs=[stored(fleet, target)])
+        agent.hear("starting")
+        fleet.client.cancel_job(job_id, CancelRequest())
+        assert fleet.end(job_id).status == "cancelled"
+        [attempt] = fleet.attempts(job_id)
+        assert (attempt.state, attempt.error) == ("cancelled", "stopped before it started")
+        fleet.released(job_id, attempt.id)
+        assert agent.leave() == 0
+        assert not agent.attempt(attempt.id).exists()
+
+
+def test_a_node_that_is_cut_off_ends_its_work_before_another_begins(fleet: Fleet) -> None:
+    either = {"who": "kay or lou"}
+    first = fleet.node("kay", labels=either)
+    job_id = fleet.submit("sh", "-c", WAITS, artifacts=("out.txt",), labels=either)
+    lost = fleet.hear_log(job_id, b"started\n")
+    second = fleet.node("lou", labels=either)
+    second.hear("connected")
+    first.process.send_signal(signal.SIGSTOP)
+    event = fleet.wait_for(job_id, lambda event: event.kind == "assignment.assigned" and event.node == "lou")
+    assert event.assignment_id is not None
+    assert first.tree() == [first.process.pid], "its supervisor has ended it when the lease ended"
+    first.process.send_signal(signal.SIGCONT)
+    fleet.released(job_id, lost.id)
+    fleet.hear_log(job_id, b"started\n", assignment_id=event.assignment_id)
+    (second.attempt(event.assignment_id) / "work" / "go").write_text("lou\n")
+    assert fleet.end(job_id).status == "completed"
+    assert [(each.node, each.outcome) for each in fleet.attempts(job_id)] == [("kay", "lost"), ("lou", "completed")]
+
+
+def test_an_attempt_whose_supervisor_is_killed_is_ended_and_told(fleet: Fleet, ada: Agent) -> None:
+    job_id = fleet.submit("sh", "-c", "echo started; exec sleep 600", labels=here(ada), max_losses=0)
+    attempt = fleet.hear_log(job_id, b"started\n")
+    folder = ada.attempt(attempt.id)
+    status = json.loads((folder / "status.json").read_text())
+    os.kill(status["supervisor_pid"], signal.SIGKILL)
+    assert fleet.end(job_id).status == "failed"
+    fleet.released(job_id, attempt.id)
+    [ended] = fleet.attempts(job_id)
+    assert (ended.state, ended.outcome) == ("failed", "lost")
+    assert fleet.log(job_id).startswith(b"started\n")
+    assert ada.tree(below=folder) == []
 
 
 @contextlib.contextmanager
