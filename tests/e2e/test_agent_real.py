@@ -356,7 +356,7 @@ def little_room(agent: Agent) -> Generator[None]:
         check=False,
     )
     if done.returncode != 0:
-        needs("mount", f"a small disk cannot be made here: {done.stderr.strip()}")
+        needs("mount", "a small disk of its own cannot be mounted by this user")
     try:
         yield
     finally:
