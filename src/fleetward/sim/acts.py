@@ -15,6 +15,7 @@ from fleetward.domain.errors import IllegalMove
 from fleetward.sim import removal
 from fleetward.sim.agent import SimAgent, SimNode
 from fleetward.sim.checks import Violated
+from fleetward.sim.controller import RHYTHM
 from fleetward.sim.network import Call
 from fleetward.sim.submissions import Submission, some_job
 from fleetward.wire.handshake import JoinString
@@ -25,19 +26,16 @@ if TYPE_CHECKING:
     from fleetward.sim.world import World
 
 Act = Callable[["World"], None]
+Question = Callable[["World"], bool]
 
 JOBS_MAX: Final = 9
 MACHINES_MAX: Final = 5
-DUTIES: Final = (
-    *(("assign", 8), ("verify", 8), ("expire", 4), ("mark_silent", 2)),
-    *(("release_due", 3), ("fail_overdue", 1), ("beat", 2)),
-)
 
 
 def choose(world: "World") -> tuple[str, Act]:
-    """Throw the dice for the next act."""
-    weights = [weight for _, _, weight in ACTS]
-    name, act, _ = world.rng.choices(ACTS, weights)[0]
+    """Throw the dice for the next act, among those for which there is something to do."""
+    possible = [(name, act, weight) for name, act, weight, is_possible in ACTS if is_possible(world)]
+    name, act, _ = world.rng.choices(possible, [weight for _, _, weight in possible])[0]
     return name, act
 
 
@@ -45,8 +43,13 @@ def choose(world: "World") -> tuple[str, Act]:
 
 
 def _time_passes(world: "World") -> None:
-    low, high = world.rng.choices([(0.05, 2.0), (2.0, 15.0), (15.0, 60.0), (60.0, 150.0)], [60, 28, 9, 3])[0]
-    seconds = world.within(low, high)
+    """Until the next thing is due, or for any time at all."""
+    due = [seconds for node in world.nodes if (seconds := node.seconds_left()) is not None]
+    if due and world.chance(0.7):
+        seconds = min(due) + world.within(0.0, 1.0)
+    else:
+        low, high = world.rng.choices([(0.05, 2.0), (2.0, 15.0), (15.0, 60.0), (60.0, 150.0)], [60, 28, 9, 3])[0]
+        seconds = world.within(low, high)
     world.say(f"{seconds:.1f} s pass")
     world.pass_time(seconds)
 
@@ -160,8 +163,10 @@ def _a_node_is_confused(world: "World") -> None:
     call = SyncCall(agent.credential, SyncRequest(sequence=agent.said, held=held))
     world.say(f"{controller.name} hears {agent.node.name} speak of wrong fences")
     world.count("a node is confused")
-    before = world.checks.standing.assignments
     with world.alone():
+        # What a call under way has changed by now is none of this one's doing.
+        world.check()
+        before = world.checks.standing.assignments
         world.serve(controller, lambda: controller.sync([call]))
         world.check()
     now = world.checks.standing.assignments
@@ -222,15 +227,36 @@ def _any_controller(world: "World") -> "SimController | None":
 
 def _a_controller_works(world: "World") -> None:
     controller = _any_controller(world)
-    if controller is not None:
-        name = world.rng.choices([duty for duty, _ in DUTIES], [weight for _, weight in DUTIES])[0]
-        _duty(world, controller, name)
+    if controller is None:
+        return
+    now = world.checks.standing
+    is_waiting = any(job.status in {"queued", "running"} for job in now.jobs.values())
+    is_unverified = any(held.state == "succeeded" and held.open for held in now.assignments.values())
+    is_overdue = any(
+        held.open and held.lease is not None and held.lease + RHYTHM.grace < world.now
+        for held in now.assignments.values()
+    )
+    weights = {
+        "assign": 8.0 if is_waiting else 0.5,
+        "verify": 10.0 if is_unverified else 0.5,
+        "expire": 8.0 if is_overdue else 0.5,
+        "mark_silent": 1.0,
+        "release_due": 3.0 if is_waiting else 0.5,
+        "fail_overdue": 0.5,
+        "beat": 1.0,
+    }
+    name = world.rng.choices(list(weights), list(weights.values()))[0]
+    _duty(world, controller, name)
 
 
 def _duty(world: "World", controller: "SimController", name: str) -> None:
     outcome = world.serve(controller, controller.duties[name])
     if outcome:
         world.say(f"{controller.name}: {name} {outcome if isinstance(outcome, int) else type(outcome).__name__}")
+
+
+def _up(world: "World") -> int:
+    return sum(controller.is_up for controller in world.controllers)
 
 
 def _a_controller_dies(world: "World") -> None:
@@ -264,6 +290,10 @@ def _bytes_rot(world: "World") -> None:
 
 
 # The operator
+
+
+def _has_more_to_submit(world: "World") -> bool:
+    return len(world.submissions) < JOBS_MAX or any(one.job_id is None for one in world.submissions)
 
 
 def _the_operator_submits(world: "World") -> None:
@@ -333,27 +363,35 @@ def _remove(controller: "SimController", node_id: UUID) -> bool:
         return False
 
 
-ACTS: Final[Sequence[tuple[str, Act, float]]] = (
-    ("time passes", _time_passes, 14),
-    ("calls arrive", _calls_arrive, 30),
-    ("replies arrive", _replies_arrive, 24),
-    ("held calls end", _held_calls_end, 5),
-    ("agents work", _agents_work, 16),
-    ("a controller works", _a_controller_works, 26),
-    ("machines pair", _machines_pair, 4),
-    ("an agent starts", _an_agent_starts, 5),
-    ("the operator submits", _the_operator_submits, 5),
-    ("the operator repeats", _the_operator_repeats, 0.5),
-    ("the operator cancels", _the_operator_cancels, 1),
-    ("the operator removes", _the_operator_removes, 1),
-    ("a node is cut off", _a_node_is_cut_off, 0.7),
-    ("an agent dies", _an_agent_dies, 1.2),
-    ("an agent is asked to leave", _an_agent_is_asked_to_leave, 0.4),
-    ("a node is confused", _a_node_is_confused, 1),
-    ("a machine reboots", _a_machine_reboots, 0.6),
-    ("a controller dies", _a_controller_dies, 0.7),
-    ("controllers start", _controllers_start, 3),
-    ("bytes rot", _bytes_rot, 0.4),
+def _always(_: "World") -> bool:
+    return True
+
+
+def _has_agents(world: "World") -> bool:
+    return any(node.agent is not None for node in world.nodes)
+
+
+ACTS: Final[Sequence[tuple[str, Act, float, Question]]] = (
+    ("time passes", _time_passes, 10, _always),
+    ("calls arrive", _calls_arrive, 30, lambda world: bool(world.network.arrived(world.now))),
+    ("replies arrive", _replies_arrive, 26, lambda world: bool(world.network.replies)),
+    ("held calls end", _held_calls_end, 6, lambda world: bool(world.network.held)),
+    ("agents work", _agents_work, 24, lambda world: any(agent.is_due for agent in _agents(world))),
+    ("a controller works", _a_controller_works, 16, lambda world: _up(world) > 0),
+    ("machines pair", _machines_pair, 8, lambda world: any(node.wants_to_pair for node in world.nodes)),
+    ("an agent starts", _an_agent_starts, 12, lambda world: bool(_startable(world))),
+    ("controllers start", _controllers_start, 10, lambda world: _up(world) < len(world.controllers)),
+    ("the operator submits", _the_operator_submits, 6, _has_more_to_submit),
+    ("the operator repeats", _the_operator_repeats, 0.4, _always),
+    ("the operator cancels", _the_operator_cancels, 0.8, _always),
+    ("the operator removes", _the_operator_removes, 1, _always),
+    ("a node is cut off", _a_node_is_cut_off, 0.7, _always),
+    ("an agent dies", _an_agent_dies, 1.5, _has_agents),
+    ("an agent is asked to leave", _an_agent_is_asked_to_leave, 0.4, _has_agents),
+    ("a node is confused", _a_node_is_confused, 0.7, _has_agents),
+    ("a machine reboots", _a_machine_reboots, 0.6, _always),
+    ("a controller dies", _a_controller_dies, 0.8, lambda world: _up(world) > 0),
+    ("bytes rot", _bytes_rot, 0.6, _always),
 )
 
 

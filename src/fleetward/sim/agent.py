@@ -136,11 +136,23 @@ class SimNode:
         """What its clock shows."""
         return self.machine.clock(self.world.now)
 
+    @property
+    def wants_to_pair(self) -> bool:
+        """Whether it is no node yet, and does not wait for an answer."""
+        is_waiting = self.asked_at is not None and self.world.now < self.asked_at + timedelta(seconds=CALL_SECONDS)
+        return self.node_id is None and not is_waiting
+
+    def seconds_left(self) -> float | None:
+        """How long until something is due on this machine."""
+        local, due = self.local, [process.ends_at for process in self.machine.living()]
+        if self.agent is not None:
+            due += [timer.at for timer in self.agent.timers]
+            due += [] if self.agent.wake_at is None else [self.agent.wake_at]
+        return max(0.0, min(due) - local) if due else None
+
     def ask_to_pair(self) -> None:
         """Send the code's one use; said again until it is answered."""
-        if self.join is None or self.node_id is not None:
-            return
-        if self.asked_at is not None and self.world.now < self.asked_at + timedelta(seconds=CALL_SECONDS):
+        if self.join is None or not self.wants_to_pair:
             return
         join, public = self.join, self.key.public_key().public_bytes_raw()
         transcript = pairing_transcript(code_id=join.code_id, pin=join.pin, node_key=public, name=self.name, mac="")
@@ -256,6 +268,16 @@ class SimAgent:
             if self.is_over:
                 return
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there is anything to do."""
+        local = self.node.local
+        return (
+            any(timer.at <= local for timer in self.timers)
+            or (self.wake_at is not None and self.wake_at <= local)
+            or any(self.told.get(one.id) != one.phase for one in self.machine.disk.attempts.values())
+        )
+
     def work(self) -> None:
         """Do whatever is due: timers, news of supervisors, the wish to be woken."""
         local = self.node.local
@@ -271,10 +293,9 @@ class SimAgent:
     def observe(self) -> None:
         """Tell the session what has changed at its supervisors."""
         for process in list(self.machine.disk.attempts.values()):
-            phase = "gone" if process.is_gone else "running"
-            if self.told.get(process.id) == phase or self.is_over:
+            if self.told.get(process.id) == process.phase or self.is_over:
                 continue
-            self.told[process.id] = phase
+            self.told[process.id] = process.phase
             if process.is_gone:
                 self.world.say(f"{self.node.name}: {self.world.label(process.id)} is gone, {process.ended_by}")
             self.feed(

@@ -71,18 +71,27 @@ class Process:
         """Start to run."""
         self.runs_until = now + self.runs_for
 
-    def advance(self, now: float) -> None:
-        """Let time pass: the earliest end counts."""
-        if self.is_gone:
-            return
+    @property
+    def phase(self) -> str:
+        """How its supervisor says it stands."""
+        return "gone" if self.is_gone else "running"
+
+    @property
+    def ends_at(self) -> float:
+        """When it will be gone, as things are."""
+        return min(self._ends())[0]
+
+    def _ends(self) -> list[tuple[float, EndedBy]]:
         ends: list[tuple[float, EndedBy]] = [
             (self.runs_until, "exited"),
             (self.deadline - self.margin_seconds + self.deadline_lag, "deadline"),
         ]
-        if self.stop_at is not None:
-            ends.append((self.stop_at, "stopped"))
-        at, ended_by = min(ends)
-        if at <= now:
+        return ends if self.stop_at is None else [*ends, (self.stop_at, "stopped")]
+
+    def advance(self, now: float) -> None:
+        """Let time pass: the earliest end counts."""
+        at, ended_by = min(self._ends())
+        if not self.is_gone and at <= now:
             self.is_gone, self.ended_by = True, ended_by
 
     def kill(self) -> None:

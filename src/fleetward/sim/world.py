@@ -34,7 +34,7 @@ from fleetward.sim.server import BEGINNING, WorldDatabase
 from fleetward.sim.submissions import Submission
 from fleetward.wire.messages import SyncReply
 
-ACTS: Final = 180  # of the first phase
+ACTS: Final = 240  # of the first phase
 DEPTH_MAX: Final = 2  # how deep acts happen within others
 ROUNDS_MAX: Final = 1000  # of the second phase; its true bound is a time
 LEASES_MAX: Final = 3  # I10
@@ -158,7 +158,7 @@ class World:
                 broken = BrokenConnection("planted: the database does not answer")
             case Boundary.COMMITTED if self.chance(0.004):
                 broken = BrokenCommit("planted: the answer to the commit is lost")
-            case Boundary.WRITE | Boundary.READ | Boundary.PIECE if self.chance(0.01):
+            case Boundary.WRITE | Boundary.READ | Boundary.PIECE if self.chance(0.03):
                 broken = BrokenDisk("planted: the disk fails")
             case _:
                 return
