@@ -294,6 +294,19 @@ def test_a_node_whose_disk_is_full_does_not_blame_the_job(fleet: Fleet) -> None:
         assert agent.leave() == 0
 
 
+def test_a_log_that_fills_the_disk_of_its_node_does_not_hold_up_its_attempt(fleet: Fleet) -> None:
+    agent = fleet.join("leo")
+    with little_room(agent):
+        agent.start()
+        for exit_code, status in ((0, "completed"), (3, "failed")):
+            fills = f"yes | head -c 30000000; exit {exit_code}"
+            job_id = fleet.submit("sh", "-c", fills, labels=here(agent), max_attempts=1)
+            assert fleet.end(job_id).status == status
+            [attempt] = fleet.attempts(job_id)
+            fleet.released(job_id, attempt.id)
+        assert agent.leave() == 0
+
+
 def test_a_job_that_is_cancelled_while_its_input_is_fetched_never_starts(fleet: Fleet) -> None:
     agent = fleet.join("jan")
     with little_room(agent):

@@ -93,6 +93,8 @@ class Supervisor:
                 with contextlib.suppress(OSError):
                     Path(attempt.RESERVE).unlink()
                 attempt.write_atomically(attempt.STATUS, text, folder_fd=self._folder_fd)
+                if self.status.phase != "gone":
+                    keep_reserve()  # else the last lines of the log would take the last status's room
         except OSError:
             self._status_is_saved = False
             return
