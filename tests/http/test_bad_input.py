@@ -231,3 +231,44 @@ def test_a_job_that_cannot_be_run_is_refused_at_once(api: Api, document: dict[st
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/nodes", f"/api/v1/jobs/{ID}/events"])
 def test_a_cursor_that_no_list_gave_never_breaks(api: Api, path: str, cursor: str) -> None:
     assert api.ask("GET", f"{path}?after={quote(cursor)}", credential=api.owner).status < 500
+
+
+@pytest.mark.parametrize("cursor", ["9" * 19 + ".0.0", "0." + "9" * 19 + ".0", "0.0." + "9" * 19])
+def test_a_cursor_beyond_all_events_of_a_job_is_refused(api: Api, cursor: str) -> None:
+    body = json.dumps({"command": ["true"], "labels": {"nowhere": "yes"}}).encode()
+    made = api.ask("POST", "/api/v1/jobs", credential=api.owner, body=body, content_type="application/json")
+    path = f"/api/v1/jobs/{json.loads(made.content)['id']}/events?after={cursor}"
+    assert_problem(api.ask("GET", path, credential=api.owner), "malformed_request")
+
+
+SESSION = {"node_id": ID, "challenge": "c", "last_session": 0, "nonce": "n", "signature": "s"}
+INVENTORY = {
+    "cpus_milli": 1,
+    "memory_bytes": 1,
+    "disk_bytes": 1,
+    "os": "linux",
+    "arch": "x86_64",
+    "agent_version": "0.1.0",
+    "boot_id": "b",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "field"),
+    [
+        ("pairing-codes", {"expires_seconds": 10**23}, "expires_seconds"),
+        ("agent/sync", {"sequence": 2**63}, "sequence"),
+        (f"agent/assignments/{ID}/artifacts", {"fence": 2**63, "artifacts": []}, "fence"),
+        ("agent/session", SESSION | {"inventory": INVENTORY, "last_session": 2**63}, "last_session"),
+        ("agent/session", SESSION | {"inventory": INVENTORY | {"cpus_milli": 2**31}}, "inventory.cpus_milli"),
+        ("agent/session", SESSION | {"inventory": INVENTORY | {"memory_bytes": 2**63}}, "inventory.memory_bytes"),
+        ("agent/session", SESSION | {"inventory": INVENTORY | {"disk_bytes": -1}}, "inventory.disk_bytes"),
+    ],
+)
+def test_a_number_that_nothing_can_count_is_refused_by_its_name(
+    api: Api, path: str, document: dict[str, object], field: str
+) -> None:
+    [endpoint] = [e for e in ENDPOINTS if e.method == "POST" and path_of(e) == f"/api/v1/{path}"]
+    answer = ask(api, endpoint, body=json.dumps(document).encode(), content_type="application/json")
+    assert_problem(answer, "malformed_request")
+    assert json.loads(answer.content)["field"] == field

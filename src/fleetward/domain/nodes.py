@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from fleetward.domain.errors import MalformedRequest, quoted
 
@@ -55,9 +56,9 @@ def rhythm(*, node_count: int, scale: float = 1.0) -> Rhythm:
 class Inventory(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a machine has, told at the start of each session."""
 
-    cpus_milli: int
-    memory_bytes: int
-    disk_bytes: int
+    cpus_milli: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    memory_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    disk_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     os: str
     arch: str
     agent_version: str

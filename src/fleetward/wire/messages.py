@@ -5,13 +5,15 @@ Times are RFC 3339 in UTC, sizes bytes, durations seconds.
 """
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from fleetward.domain.jobs import JobSpec
 from fleetward.domain.nodes import Inventory, Load
+
+Counted = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # what the database can count
 
 
 class Empty(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +78,7 @@ class SessionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     node_id: UUID
     challenge: str
-    last_session: int
+    last_session: Counted
     nonce: str
     signature: str
     inventory: Inventory
@@ -119,7 +121,7 @@ class HeldAssignment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class SyncRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that a node holds. Sequences grow within a session; a quiet call may be held for `wait_seconds`."""
 
-    sequence: int
+    sequence: Counted
     load: Load = field(default_factory=Load)
     held: list[HeldAssignment] = field(default_factory=list[HeldAssignment])
     wait_seconds: float = 0.0
@@ -165,7 +167,7 @@ class DeclaredArtifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class DeclareRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Declare the files of an attempt, under its fence; the same declaration twice is no news."""
 
-    fence: int
+    fence: Counted
     artifacts: list[DeclaredArtifact]
 
 

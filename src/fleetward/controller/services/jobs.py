@@ -41,6 +41,7 @@ from fleetward.wire.messages import (
 
 PAGE_MAX = 1000
 KEY_CHARS_MAX = 200
+NUMBER_MAX = 2**63 - 1  # of a cursor, as of the columns that it is made of
 
 
 def submit(
@@ -194,9 +195,10 @@ def _cursor(after: str | None) -> UUID | None:
 
 def _event_cursor(after: str) -> tuple[int, int, int]:
     parts = (after or "0.0.0").split(".")
-    if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 19 for part in parts):
+    numbers = [int(part) for part in parts if part.isdecimal() and len(part) <= 19]
+    if len(parts) != 3 or len(numbers) != 3 or max(numbers) > NUMBER_MAX:
         raise MalformedRequest(f"{quoted(after)} is no cursor of this list", field="after")
-    return int(parts[0]), int(parts[1]), int(parts[2])
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _event(row: event_rows.EventRow) -> Event:

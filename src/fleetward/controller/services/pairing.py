@@ -31,8 +31,8 @@ EXPIRES_MAX = timedelta(days=7)  # a code is for a person at a machine, not for 
 def make_code(database: Database, request: PairingCodeRequest, *, url: str, pin: str, by: UserId) -> PairingCode:
     """Make a one-time code; its secret is in the answer and nowhere else."""
     check_labels(request.labels)
-    lasts = timedelta(seconds=request.expires_seconds)
-    if not EXPIRES_MIN <= lasts <= EXPIRES_MAX:
+    # Compared as numbers: a duration cannot hold every number of seconds that may be asked for.
+    if not EXPIRES_MIN.total_seconds() <= request.expires_seconds <= EXPIRES_MAX.total_seconds():
         raise MalformedRequest(
             f"a code cannot last {request.expires_seconds} seconds; "
             f"from {EXPIRES_MIN.total_seconds():.0f} to {EXPIRES_MAX.total_seconds():.0f}",
@@ -45,7 +45,7 @@ def make_code(database: Database, request: PairingCodeRequest, *, url: str, pin:
             id=tx.new_id(),
             public_key=code_key(secret).public_key().public_bytes_raw(),
             labels=as_json(request.labels),
-            lasts=lasts,
+            lasts=timedelta(seconds=request.expires_seconds),
             created_by=by,
             actor=f"user:{by}",
         )
