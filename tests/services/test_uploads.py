@@ -1,6 +1,7 @@
 """Bytes that come in pieces: artifacts, logs and inputs, and who may write and read them."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from fleetward.domain.errors import (
 )
 from fleetward.domain.jobs import parse_spec
 from fleetward.wire.messages import AssignmentOrder, DeclaredArtifact, DeclareRequest
-from tests.services.fleet import Fleet, Machine, holds, succeeded
+from tests.services.fleet import Fleet, Machine, holds, inline, succeeded
 
 LARGE = bytes(range(256)) * 1024
 DIGEST = hashlib.sha256(LARGE).hexdigest()
@@ -165,3 +166,27 @@ def test_half_done_uploads_are_kept_while_their_attempt_may_go_on_and_swept_afte
     assert declare(fleet, ada, order, DECLARED).uploads[0].received_bytes == 1000
     fleet.sync(ada, holds(order, "failed", exit_code=1, error="exit code 1", released=True))
     assert artifacts.sweep(fleet.database, blobs=fleet.blobs) == 1
+
+
+def test_bytes_that_rot_are_found_before_a_win_and_the_next_good_copy_takes_their_place(fleet: Fleet, tmp_path: Path):
+    ada = fleet.node("ada")
+    job_id = fleet.submit(artifacts=[{"path": "*.txt"}], max_attempts=3)
+    fleet.assign()
+    (order,) = fleet.sync(ada).assignments
+    fleet.sync(ada, succeeded(order, inline("out.txt", b"good")))
+    (pack,) = (tmp_path / "blobs" / "packs").iterdir()
+    pack.chmod(0o600)
+    pack.write_bytes(pack.read_bytes().replace(b"good", b"rots"))
+    fleet.verify()
+    (attempt,) = jobs.assignments(fleet.database, job_id).items
+    assert (attempt.state, attempt.outcome) == ("failed", "rejected")
+    assert "out.txt" in str(attempt.error)
+    fleet.check()
+    other = fleet.submit(artifacts=[{"path": "*.txt"}])
+    fleet.assign()
+    (again,) = [order for order in fleet.sync(ada).assignments if order.job_id == other]
+    fleet.sync(ada, succeeded(again, inline("out.txt", b"good"), inline("other.txt", b"so that the pack is another")))
+    fleet.verify()
+    assert fleet.status(other) == "completed"
+    size, content = artifacts.open_artifact(fleet.database, job_id=other, path="out.txt", blobs=fleet.blobs)
+    assert (size, b"".join(content)) == (4, b"good")

@@ -130,7 +130,7 @@ def _record(tx: Tx, findings: Sequence[_Finding], *, verifier: str) -> Later[End
         tx.later(artifacts.LET_GO, ids=troubled, pause=ERROR_PAUSE)
     rotten = [file for finding in findings for file in finding.rotten]
     if rotten:
-        tx.later(artifacts.CONDEMN, digests=[file.sha256 for file in rotten], packs=[file.pack for file in rotten])
+        tx.later(artifacts.DAMAGE, digests=[file.sha256 for file in rotten], packs=[file.pack for file in rotten])
     settled = {finding.claimed.job_id for finding in [*rejected, *verified]} - set(won)
     settling.settle(tx, settled, actor=verifier)
     return losers

@@ -73,6 +73,7 @@ OF_WINNER = Statement(
     WHERE jobs.id = %(job_id)s::uuid
       AND artifact.path = %(path)s::text
       AND artifact.verified_at IS NOT NULL
+      AND blob.state = 'stored'
     """,
     row=Where,
 )
@@ -164,7 +165,7 @@ KEEP_BLOBS = Statement(
     ORDER BY file.sha256
     ON CONFLICT (sha256) DO UPDATE SET
         state = 'stored', pack = excluded.pack, pack_offset = excluded.pack_offset, created_at = excluded.created_at
-    WHERE blobs.state = 'condemned'
+    WHERE blobs.state <> 'stored'
     """,
     row=type(None),
 )
@@ -189,9 +190,9 @@ UNFINISHED = Statement(
 )
 
 # Bytes that are not what their row says: nobody reads them again, and the next good copy takes the row over.
-CONDEMN = Statement(
+DAMAGE = Statement(
     """
-    UPDATE blobs SET state = 'condemned'
+    UPDATE blobs SET state = 'damaged'
     FROM unnest(%(digests)s::text[], %(packs)s::text[]) AS rotten (sha256, pack)
     WHERE blobs.sha256 = rotten.sha256
       AND blobs.pack IS NOT DISTINCT FROM rotten.pack

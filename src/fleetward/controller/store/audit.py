@@ -396,6 +396,7 @@ FOLD_IS_STATE = Statement(
     row=Offence,
 )
 
+# A damaged blob is there, and known to have rotted on the disk: nobody reads it, and no rule was broken.
 OBJECTS_ARE_THERE = Statement(
     """
     SELECT
@@ -403,14 +404,14 @@ OBJECTS_ARE_THERE = Statement(
         file.path || ' is ' || file.state || ', and its blob is not there' AS detail
     FROM job_artifacts AS file
     LEFT JOIN blobs AS blob
-        ON blob.sha256 = file.sha256 AND blob.size_bytes = file.size_bytes AND blob.state = 'stored'
+        ON blob.sha256 = file.sha256 AND blob.size_bytes = file.size_bytes AND blob.state <> 'condemned'
     WHERE file.state IN ('stored', 'verified')
       AND blob.sha256 IS NULL
     UNION ALL
     SELECT 'job ' || jobs.id, 'its input ' || given.path || ' is not there'
     FROM jobs
     JOIN job_inputs AS given ON given.job_id = jobs.id
-    LEFT JOIN blobs AS blob ON blob.sha256 = given.sha256 AND blob.state = 'stored'
+    LEFT JOIN blobs AS blob ON blob.sha256 = given.sha256 AND blob.state <> 'condemned'
     WHERE jobs.status IN ('queued', 'running')
       AND blob.sha256 IS NULL
     UNION ALL

@@ -3,14 +3,14 @@
 CREATE TABLE blobs (
     sha256 text PRIMARY KEY CONSTRAINT blobs_sha256_check CHECK (sha256 ~ '^[0-9a-f]{64}$'),
     size_bytes bigint NOT NULL DEFAULT 0 CONSTRAINT blobs_size_bytes_check CHECK (size_bytes >= 0),
-    state text NOT NULL DEFAULT 'stored' CONSTRAINT blobs_state_check CHECK (state IN ('stored', 'condemned')),
+    state text NOT NULL DEFAULT 'stored' CONSTRAINT blobs_state_check CHECK (state IN ('stored', 'damaged', 'condemned')),
     pack text,
     pack_offset bigint,
     created_at timestamptz NOT NULL DEFAULT app.now(),
     CONSTRAINT blobs_pack_check CHECK (pack IS NULL OR pack_offset >= 0)
 );
 COMMENT ON TABLE blobs IS 'Bytes that are on disk, whole and synced, under their digest. Referring to one and condemning it both lock the row.';
-COMMENT ON COLUMN blobs.state IS 'stored, or condemned: about to be deleted, and not to be referred to any more.';
+COMMENT ON COLUMN blobs.state IS 'stored; damaged: found not to be what the row says, so nobody reads it and the next good copy takes the row over; or condemned: about to be deleted, and not to be referred to any more.';
 COMMENT ON COLUMN blobs.pack IS 'The pack that holds the bytes at pack_offset; null when they are a file of their own.';
 
 CREATE TABLE blob_owners (
