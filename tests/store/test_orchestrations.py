@@ -140,6 +140,17 @@ def test_a_pending_intent_never_vanishes_whatever_starts_the_delete(owner, delet
     assert one(owner, left, [id]) == 1
 
 
+@pytest.mark.parametrize("replica", [False, True])
+@pytest.mark.parametrize("table", ["workspace_build_orchestrations", "workspaces", "templates"])
+def test_intents_do_not_vanish_by_truncation_either(owner, table, replica):
+    orchestration(owner)
+    if replica:
+        owner.execute("SET LOCAL session_replication_role = replica")
+    with pytest.raises(psycopg.Error) as refused, owner.transaction():
+        owner.execute(f"TRUNCATE {table} CASCADE")
+    assert refused.value.sqlstate == faults.FROZEN
+
+
 def test_deleting_a_preset_clears_only_the_preset_also_of_an_ended_intent(owner):
     version = template_version(owner)
     chosen = preset(owner, version, json.dumps([{"name": "size", "value": "big"}]))

@@ -278,6 +278,10 @@ CREATE TRIGGER workspace_build_orchestrations_pending_stay
     BEFORE DELETE ON workspace_build_orchestrations FOR EACH ROW
     WHEN (OLD.status = 'pending')
     EXECUTE FUNCTION app.assert_not_pending();
+CREATE TRIGGER workspace_build_orchestrations_no_truncate
+    BEFORE TRUNCATE ON workspace_build_orchestrations
+    FOR EACH STATEMENT EXECUTE FUNCTION app.refuse_change('an intent never vanishes');
 CREATE TRIGGER template_versions_pinned_stay
     BEFORE DELETE ON template_versions FOR EACH ROW EXECUTE FUNCTION app.assert_version_not_pinned();
 ALTER TABLE workspace_build_orchestrations ENABLE ALWAYS TRIGGER workspace_build_orchestrations_pending_stay;
+ALTER TABLE workspace_build_orchestrations ENABLE ALWAYS TRIGGER workspace_build_orchestrations_no_truncate;
