@@ -6,7 +6,7 @@ what must hold.
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 from uuid import UUID
 
 from fleetward.agent.events import StopRequested
@@ -27,14 +27,21 @@ if TYPE_CHECKING:
 
 Act = Callable[["World"], None]
 Question = Callable[["World"], bool]
+Kind = Literal["calm", "network", "agents", "controllers", "operator"]
 
-JOBS_MAX: Final = 9
+JOBS_MAX: Final = 6
 MACHINES_MAX: Final = 5
+ROUND_SECONDS_MIN: Final = 0.8
+ROUND_SECONDS_MAX: Final = 8.0
 
 
 def choose(world: "World") -> tuple[str, Act]:
     """Throw the dice for the next act, among those for which there is something to do."""
-    possible = [(name, act, weight) for name, act, weight, is_possible in ACTS if is_possible(world)]
+    possible = [
+        (name, act, weight * getattr(world.weather, kind))
+        for name, act, weight, kind, is_possible in ACTS
+        if is_possible(world)
+    ]
     name, act, _ = world.rng.choices(possible, [weight for _, _, weight in possible])[0]
     return name, act
 
@@ -56,35 +63,32 @@ def _time_passes(world: "World") -> None:
 
 def _calls_arrive(world: "World") -> None:
     arriving: list[Call] = []
-    for _ in range(world.rng.randrange(1, 4)):
-        arrived = world.network.arrived(world.now)
-        if not arrived:
-            break
-        call = world.pick(arrived)
-        if call in arriving:
+    for call in world.network.arrived(world.now):
+        if world.chance(0.3):
             continue
-        if world.chance(0.1):
-            call.arrives_at = world.now + timedelta(seconds=world.within(0.0, 60.0))
+        if world.chance(0.1 * world.weather.network):
+            call.arrives_at = world.arrival(is_late=True)
             world.count("a call arrives again")
         else:
             world.network.calls.remove(call)
-        if world.chance(0.08) or world.cut_off.get(call.sender, world.now) > world.now:
+        if world.chance(0.06 * world.weather.network) or world.cut_off.get(call.sender, world.now) > world.now:
             world.say(f"{call.sender} {call.what} is lost")
             continue
         arriving.append(call)
-    if arriving:
-        world.deliver(arriving)
+    while arriving:
+        count = world.rng.randrange(1, len(arriving) + 1)
+        world.deliver(arriving[:count])
+        arriving = arriving[count:]
 
 
 def _replies_arrive(world: "World") -> None:
     world.network.forget_closed()
-    for _ in range(world.rng.randrange(1, 5)):
-        if not world.network.replies:
-            break
-        reply = world.pick(world.network.replies)
-        if not world.chance(0.05):
+    for reply in list(world.network.replies):
+        if world.chance(0.3) or reply not in world.network.replies:
+            continue
+        if not world.chance(0.05 * world.weather.network):
             world.network.replies.remove(reply)
-        if world.chance(0.08):
+        if world.chance(0.06 * world.weather.network):
             world.say(f"the reply to {reply.call.sender} {reply.call.what} is lost")
         elif not reply.call.is_closed:
             _hand_over(reply.call, reply.outcome)
@@ -371,36 +375,38 @@ def _has_agents(world: "World") -> bool:
     return any(node.agent is not None for node in world.nodes)
 
 
-ACTS: Final[Sequence[tuple[str, Act, float, Question]]] = (
-    ("time passes", _time_passes, 10, _always),
-    ("calls arrive", _calls_arrive, 30, lambda world: bool(world.network.arrived(world.now))),
-    ("replies arrive", _replies_arrive, 26, lambda world: bool(world.network.replies)),
-    ("held calls end", _held_calls_end, 6, lambda world: bool(world.network.held)),
-    ("agents work", _agents_work, 24, lambda world: any(agent.is_due for agent in _agents(world))),
-    ("a controller works", _a_controller_works, 16, lambda world: _up(world) > 0),
-    ("machines pair", _machines_pair, 8, lambda world: any(node.wants_to_pair for node in world.nodes)),
-    ("an agent starts", _an_agent_starts, 12, lambda world: bool(_startable(world))),
-    ("controllers start", _controllers_start, 10, lambda world: _up(world) < len(world.controllers)),
-    ("the operator submits", _the_operator_submits, 6, _has_more_to_submit),
-    ("the operator repeats", _the_operator_repeats, 0.4, _always),
-    ("the operator cancels", _the_operator_cancels, 0.8, _always),
-    ("the operator removes", _the_operator_removes, 1, _always),
-    ("a node is cut off", _a_node_is_cut_off, 0.7, _always),
-    ("an agent dies", _an_agent_dies, 1.5, _has_agents),
-    ("an agent is asked to leave", _an_agent_is_asked_to_leave, 0.4, _has_agents),
-    ("a node is confused", _a_node_is_confused, 0.7, _has_agents),
-    ("a machine reboots", _a_machine_reboots, 0.6, _always),
-    ("a controller dies", _a_controller_dies, 0.8, lambda world: _up(world) > 0),
-    ("bytes rot", _bytes_rot, 0.6, _always),
+# How often each happens, by the kind of weather that changes it.
+ACTS: Final[Sequence[tuple[str, Act, float, Kind, Question]]] = (
+    ("time passes", _time_passes, 7, "calm", _always),
+    ("calls arrive", _calls_arrive, 22, "calm", lambda world: bool(world.network.arrived(world.now))),
+    ("replies arrive", _replies_arrive, 22, "calm", lambda world: bool(world.network.replies)),
+    ("held calls end", _held_calls_end, 6, "calm", lambda world: bool(world.network.held)),
+    ("agents work", _agents_work, 22, "calm", lambda world: any(agent.is_due for agent in _agents(world))),
+    ("a controller works", _a_controller_works, 11, "calm", lambda world: _up(world) > 0),
+    ("machines pair", _machines_pair, 8, "calm", lambda world: any(node.wants_to_pair for node in world.nodes)),
+    ("an agent starts", _an_agent_starts, 16, "calm", lambda world: bool(_startable(world))),
+    ("controllers start", _controllers_start, 10, "calm", lambda world: _up(world) < len(world.controllers)),
+    ("the operator submits", _the_operator_submits, 6, "calm", _has_more_to_submit),
+    ("the operator repeats", _the_operator_repeats, 0.3, "calm", _always),
+    ("the operator cancels", _the_operator_cancels, 0.6, "operator", _always),
+    ("the operator removes", _the_operator_removes, 0.6, "operator", _always),
+    ("a node is cut off", _a_node_is_cut_off, 0.5, "network", _always),
+    ("an agent dies", _an_agent_dies, 1, "agents", _has_agents),
+    ("an agent is asked to leave", _an_agent_is_asked_to_leave, 0.3, "agents", _has_agents),
+    ("a machine reboots", _a_machine_reboots, 0.4, "agents", _always),
+    ("a node is confused", _a_node_is_confused, 0.5, "agents", _has_agents),
+    ("a controller dies", _a_controller_dies, 0.6, "controllers", lambda world: _up(world) > 0),
+    ("bytes rot", _bytes_rot, 0.5, "controllers", _always),
 )
 
 
 # The second phase
 
 
-def one_round(world: "World", seconds: float) -> None:
-    """Without faults: time passes, everyone works, everything that is sent arrives."""
-    world.pass_time(seconds)
+def one_round(world: "World") -> None:
+    """Without faults: time passes until something is due, everyone works, everything that is sent arrives."""
+    due = [seconds for node in world.nodes if (seconds := node.seconds_left()) is not None]
+    world.pass_time(min(max(ROUND_SECONDS_MIN, min(due, default=0.0)), ROUND_SECONDS_MAX))
     _controllers_start(world)
     _machines_pair(world)
     for node in _startable(world):

@@ -57,6 +57,15 @@ Doable = (
 Answer = TypeVar("Answer")
 
 
+class HasAgents(Protocol):
+    """How often agents are in trouble."""
+
+    @property
+    def agents(self) -> float:
+        """A factor."""
+        ...
+
+
 class Surroundings(Protocol):
     """What a node sees of its world."""
 
@@ -81,6 +90,11 @@ class Surroundings(Protocol):
 
     def within(self, low: float, high: float) -> float:
         """A number by chance."""
+        ...
+
+    @property
+    def weather(self) -> "HasAgents":
+        """How much trouble there is."""
         ...
 
     def arrival(self) -> datetime:
@@ -247,12 +261,12 @@ class SimAgent:
             return
         is_unwritten = False
         for command in self.session.handle(event, now=self.node.local):
-            if self.world.chance(0.006):
+            if self.world.chance(0.004 * self.world.weather.agents):
                 self.world.say(f"{self.node.name}: the agent dies before {type(command).__name__}")
                 self.node.end_agent()
                 return
             match command:
-                case commands.Write() if self.world.chance(0.01):
+                case commands.Write() if self.world.chance(0.01 * self.world.weather.agents):
                     self.world.say(f"{self.node.name}: the journal cannot be written")
                     is_unwritten = True
                 case commands.Write():

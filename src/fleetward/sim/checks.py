@@ -174,13 +174,15 @@ class Checks:
     standing: Standing = field(default_factory=Standing)
     _question: LiteralString = field(default_factory=_question)
 
-    def look(self) -> None:
-        """Ask the database everything, and compare with what was."""
+    def look(self, *, is_spoilt: bool) -> None:
+        """Ask the database everything, and compare with what was. Where bytes were spoilt, some are missed."""
         sentences = {invariant.number: invariant.sentence for invariant in audit.INVARIANTS}
         now = Standing()
         with self.observer.cursor(row_factory=tuple_row) as cursor:
             rows = cursor.execute(self._question, {"measurements": list(audit.MEASUREMENTS)}, prepare=True).fetchall()
         for number, subject, detail in sorted(row for row in rows if row[0] > 0):
+            if number == 25 and is_spoilt:
+                continue
             raise Violated(number, sentences[number], subject, detail)
         for number, _, detail in rows:
             now.take(number, detail)

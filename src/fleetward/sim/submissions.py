@@ -37,7 +37,7 @@ def some_job(rng: random.Random) -> JobSpec:
     quorum = 2 if replicas >= 2 and rng.random() < 0.4 else 1
     return JobSpec(
         command=["simulated"],
-        env=dict(rng.choices(KINDS, [40, 20, 20, 10, 10])[0]),
+        env=dict(rng.choices(KINDS, [40, 20, 20, 5, 15])[0]),
         artifacts=[ArtifactRule(path=path) for path in PATHS if rng.random() < 0.4],
         resources=Resources(cpus=rng.choices([1.0, 2.0], [75, 25])[0]),
         replicas=replicas,

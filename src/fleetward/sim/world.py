@@ -34,7 +34,7 @@ from fleetward.sim.server import BEGINNING, WorldDatabase
 from fleetward.sim.submissions import Submission
 from fleetward.wire.messages import SyncReply
 
-ACTS: Final = 240  # of the first phase
+ACTS: Final = 320  # of the first phase
 DEPTH_MAX: Final = 2  # how deep acts happen within others
 ROUNDS_MAX: Final = 1000  # of the second phase; its true bound is a time
 LEASES_MAX: Final = 3  # I10
@@ -51,12 +51,30 @@ BUGS: Final = (
 Value = TypeVar("Value")
 
 
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How much of each kind of trouble a world has: worlds that differ find more than worlds that are alike."""
+
+    network: float
+    agents: float
+    controllers: float
+    operator: float
+    calm: float = 1.0
+
+    @classmethod
+    def of(cls, rng: random.Random) -> "Weather":
+        """Throw the dice for one world."""
+        network, agents, controllers, operator = rng.choices([0.0, 0.3, 1.0, 3.0], [1, 2, 4, 3], k=4)
+        return cls(network=network, agents=agents, controllers=controllers, operator=operator)
+
+
 @dataclass(slots=True, eq=False)
 class World:
     """One world by one seed."""
 
     seed: int
     rng: random.Random
+    weather: Weather
     observer: psycopg.Connection
     controllers: list[SimController]
     keyring: Keyring
@@ -88,9 +106,10 @@ class World:
         """A number by chance."""
         return self.rng.uniform(low, high)
 
-    def arrival(self) -> datetime:
+    def arrival(self, *, is_late: bool = False) -> datetime:
         """When what is sent now arrives: at once, or late where the network is slow."""
-        return self.now + timedelta(seconds=self.within(0.0, 60.0) if self.chance(0.12) else 0.0)
+        is_late = is_late or self.chance(0.1 * self.weather.network)
+        return self.now + timedelta(seconds=self.within(0.0, self.pick([3.0, 15.0, 60.0])) if is_late else 0.0)
 
     def pick(self, things: Sequence[Value]) -> Value:
         """One of several, by chance."""
@@ -129,13 +148,13 @@ class World:
             assert status == TransactionStatus.IDLE, f"{boundary.value} while a transaction is open"
         if not self.is_faulty:
             return
-        if self.chance(0.006):
+        if self.chance(0.005 * self.weather.controllers):
             self.say(f"{controller.name} dies {boundary.value}")
             self.count(f"controller dies {boundary.value}")
             controller.crash()
             raise Crash
         self._break(controller, boundary)
-        if boundary.is_free and self.depth < DEPTH_MAX and self.chance(0.1):
+        if boundary.is_free and self.depth < DEPTH_MAX and self.chance(0.12):
             self.depth += 1
             try:
                 self.act()
@@ -154,11 +173,11 @@ class World:
     def _break(self, controller: SimController, boundary: Boundary) -> None:
         broken: Fault | None = None
         match boundary:
-            case Boundary.BEGIN | Boundary.COMMIT if self.chance(0.004):
+            case Boundary.BEGIN | Boundary.COMMIT if self.chance(0.003 * self.weather.controllers):
                 broken = BrokenConnection("planted: the database does not answer")
-            case Boundary.COMMITTED if self.chance(0.004):
+            case Boundary.COMMITTED if self.chance(0.003 * self.weather.controllers):
                 broken = BrokenCommit("planted: the answer to the commit is lost")
-            case Boundary.WRITE | Boundary.READ | Boundary.PIECE if self.chance(0.03):
+            case Boundary.WRITE | Boundary.READ | Boundary.PIECE if self.chance(0.02 * self.weather.controllers):
                 broken = BrokenDisk("planted: the disk fails")
             case _:
                 return
@@ -276,7 +295,7 @@ class World:
         """Hold the world against everything that must be true of it."""
         before = self.checks.standing
         if any(controller.life is None or controller.database.is_dirty for controller in self.controllers):
-            self.checks.look()
+            self.checks.look(is_spoilt=bool(self.spoilt))
             for controller in self.controllers:
                 if controller.life is not None:
                     controller.database.is_dirty = False
@@ -304,7 +323,7 @@ class World:
         for _ in range(2):
             self.add_machine()
         for _ in range(4):
-            acts.one_round(self, 0.5)
+            acts.one_round(self)
             self.check()
         # The third one has still to pair, through everything that happens.
         self.add_machine()
@@ -331,18 +350,15 @@ class World:
         self.say("faults stop")
         self.cut_off.clear()
         until = self.now + LEASES_MAX * RHYTHM.lease + self._work_left()
-        seconds = 0.5
         for _ in range(ROUNDS_MAX):
             self.step += 1
-            was = len(self.story)
-            acts.one_round(self, seconds)
+            acts.one_round(self)
             self.check()
             if not self._unfinished():
                 self.say("all has ended")
                 return
             if self.now > until:
                 break
-            seconds = 0.5 if len(self.story) > was + len(self.nodes) else min(seconds * 1.5, 5.0)
         subject, detail = self._unfinished()[0]
         raise Violated(10, "once faults stop, every job ends in time and every node is free", subject, detail)
 
@@ -381,6 +397,7 @@ def make_world(seed: int, *, database: WorldDatabase, folder: Path, stack: ExitS
     world = World(
         seed=seed,
         rng=rng,
+        weather=Weather.of(rng),
         observer=observer,
         controllers=controllers,
         keyring=keyring,
