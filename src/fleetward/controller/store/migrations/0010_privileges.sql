@@ -39,7 +39,9 @@ GRANT
         drain_then, failures_in_row, first_verified_at, joined_at, removed_at
     )
     ON compute_nodes TO fleetward_app;
-GRANT INSERT, UPDATE, DELETE ON node_devices, node_heartbeats TO fleetward_app;
+GRANT INSERT, DELETE ON node_devices, node_heartbeats TO fleetward_app;
+GRANT UPDATE (kind, model, memory_bytes, attributes, quarantined_at, quarantine_reason) ON node_devices TO fleetward_app;
+GRANT UPDATE (session, sequence, seen_at, beat_seconds, load) ON node_heartbeats TO fleetward_app;
 GRANT INSERT (id, node_id, public_key, key_epoch, created_at), UPDATE (revoked_at) ON node_credentials TO fleetward_app;
 GRANT
     INSERT (
