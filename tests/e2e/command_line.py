@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,9 @@ class House:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Type a command and do not wait for its end."""
+        # What runs in the background ignores Ctrl-C and hands that on; a person's shell does not.
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return subprocess.Popen(
             [sys.executable, "-m", "fleetward", *arguments],
             stdin=subprocess.DEVNULL,
