@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -495,3 +496,10 @@ def test_two_attempts_under_root_never_share_a_user(node: Node) -> None:
     assert users == {attempt.observe().user for attempt in attempts}
     assert 3 == len(users)
     assert users <= set(range(64_000, 65_000))
+
+
+def test_a_supervisor_whose_folder_was_removed_leaves_when_its_command_has_ended(node: Node) -> None:
+    attempt = node.start("sleep", "0.5")
+    supervisor_pid = attempt._read_status().supervisor_pid
+    shutil.rmtree(attempt.folder.path)
+    until_left(supervisor_pid)

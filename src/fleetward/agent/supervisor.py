@@ -346,7 +346,8 @@ class Supervisor:
             self.status.warnings.append(self._log.trouble)
         self.status.phase = "gone"
         self.save()
-        while not self._status_is_saved:
+        # A folder that was removed under us has nobody left to tell.
+        while not self._status_is_saved and os.fstat(self._folder_fd).st_nlink > 0:
             # Only for room on the disk: the lease's instants lie behind by now, and waiting for them would spin.
             select.poll().poll(TICK_SECONDS * 1000)
             self.save()
