@@ -166,6 +166,14 @@ def test_down_leaves_nothing_running_and_says_when_nothing_runs() -> None:
         assert other.type("status").status == 4
 
 
+def test_plain_http_beyond_this_machine_is_warned_of() -> None:
+    with a_house() as other:
+        done = other.type("up", "--listen", "0.0.0.0:0", "--insecure-http", "--no-local-node", "--detach")
+        assert done.status == 0, done.err
+        assert "Plain HTTP:" in done.err
+        assert "it speaks plain HTTP" in (other.home / "controller.log").read_text()
+
+
 def test_a_house_comes_back_with_its_node_also_at_another_address() -> None:
     with a_house() as other:
         for _ in range(2):

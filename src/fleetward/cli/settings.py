@@ -205,6 +205,12 @@ def _server(url: str) -> tuple[str, str, int | None]:
     return parts.scheme, "loopback" if _is_loopback(host) else host, port
 
 
+def is_in_the_clear(url: str) -> bool:
+    """Whether anyone on the way reads what is said to that controller."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not _is_loopback(parts.hostname or "")
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

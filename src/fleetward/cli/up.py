@@ -24,7 +24,15 @@ from fleetward.cli import fleet, processes
 from fleetward.cli.output import DONE, INTERRUPTED
 from fleetward.cli.output import UNREACHABLE as FAULT
 from fleetward.cli.processes import Asked, Child, Due, Exited, News, Running
-from fleetward.cli.settings import ControllerFile, Given, Settings, home_folder, read_controller_file, settings_of
+from fleetward.cli.settings import (
+    ControllerFile,
+    Given,
+    Settings,
+    home_folder,
+    is_in_the_clear,
+    read_controller_file,
+    settings_of,
+)
 from fleetward.client import Client
 from fleetward.domain.errors import HomeLocked, Refusal, Unreachable
 from fleetward.wire.problem import Problem, RemoteFault, RemoteRefusal, error_of
@@ -114,7 +122,7 @@ def _start_detached(settings: Settings, flags: list[str], environment: Mapping[s
     told = read_controller_file(settings.home)
     assert told is not None, "the controller was ready"
     settings.output.line(f"fleetward runs at {told.url}; stop it with: fleetward down")
-    _say_next(settings)
+    _say_next(settings, told)
 
 
 def _failure(words: str, *, status: int, log: Path) -> RemoteRefusal | RemoteFault:
@@ -197,7 +205,7 @@ class _Keeper:
         settings.output.fields(
             (("controller", told.url), ("home", str(settings.home)), ("node", node or "none on this machine"))
         )
-        _say_next(settings)
+        _say_next(settings, told)
         settings.output.note("Ctrl-C stops it.")
 
     def _attend(self) -> int:
@@ -257,7 +265,9 @@ def _at_the_same_place(wanted: fleet.Wanted, told: ControllerFile) -> fleet.Want
     return replace(wanted, flags=flags)
 
 
-def _say_next(settings: Settings) -> None:
+def _say_next(settings: Settings, told: ControllerFile) -> None:
+    if is_in_the_clear(told.url):
+        settings.output.note("Plain HTTP:       anyone on the way reads keys and jobs; start without --insecure-http")
     prefix = "" if home_folder(Given()) == settings.home else f"FLEETWARD_HOME={settings.home} "
     settings.output.note(f"Try it:           {prefix}fleetward run -- uname -a")
     settings.output.note(f"Another machine:  {prefix}fleetward node pair")

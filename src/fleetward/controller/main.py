@@ -85,6 +85,8 @@ def bring_up(begun: Begun, *, parts: ExitStack, ended: Callable[[], None]) -> An
     )
     home.announce(announcement)
     _LOG.info("the controller answers at %s", url)
+    if config.insecure_http and not config.listen.is_loopback:
+        _LOG.warning("it speaks plain HTTP: anyone on the way reads keys and jobs; leave insecure_http out")
     parts.callback(_LOG.info, "the controller stops")
     return announcement
 
