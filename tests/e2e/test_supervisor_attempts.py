@@ -63,7 +63,8 @@ class Node:
         hidden: tuple[Path, ...] = (),
         **asked_for: Unpack[Wanted],
     ) -> Supervised:
-        assignment_id = UUID(int=len(self.started) + 1)
+        # Supervisors find an attempt's processes by its id, on the whole machine: no two tests may share one.
+        assignment_id = UUID(bytes=os.urandom(16))
         folder = supervised.prepare(self.attempts, assignment_id)
         plan = sandbox.plan(asked, network=network, features=self.features, folder=folder, hidden=hidden)
         order = Order(
@@ -499,7 +500,8 @@ def test_two_attempts_under_root_never_share_a_user(node: Node) -> None:
 
 
 def test_a_supervisor_whose_folder_was_removed_leaves_when_its_command_has_ended(node: Node) -> None:
-    attempt = node.start("sleep", "0.5")
+    attempt = node.start("sleep", "1")
+    node.until(attempt, lambda observation: observation.phase != "starting")
     supervisor_pid = attempt._read_status().supervisor_pid
     shutil.rmtree(attempt.folder.path)
     until_left(supervisor_pid)
